@@ -1,0 +1,104 @@
+"""What importing and layering promise, shown on the source files and in fresh processes."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A folder imports only from these; ARCHITECTURE's table as data.
+MAY_IMPORT = {
+    "kernels": set(),
+    "weights": {"kernels"},
+    "attention": {"kernels", "weights"},
+    "deltanet": {"kernels", "weights"},
+    "model": {"kernels", "weights", "attention", "deltanet"},
+    "mtp": {"kernels", "weights", "attention", "deltanet", "model"},
+    "engine": {"kernels", "weights", "attention", "deltanet", "model", "mtp"},
+    "nodes": {"engine", "model", "weights"},
+    "cli": {"engine", "model", "weights"},
+}
+
+
+def imported_layers(path, layer):
+    """The sibling layers a file imports, and the absolute top-level names it imports."""
+    siblings, absolute = set(), set()
+    depth = len(path.relative_to(ROOT).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            absolute |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            absolute.add(node.module.split(".")[0])
+        elif isinstance(node, ast.ImportFrom) and node.level == depth:
+            names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
+            siblings |= {name for name in names if name in MAY_IMPORT}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level < depth, f"{path} reaches above the package"
+    return siblings - {layer}, absolute
+
+
+def layer_files():
+    for layer in MAY_IMPORT:
+        if layer == "cli":
+            yield from [(layer, ROOT / "cli.py")] if (ROOT / "cli.py").exists() else []
+        else:
+            for path in sorted((ROOT / layer).rglob("*.py")):
+                yield layer, path
+
+
+@pytest.mark.parametrize("layer,path", [pytest.param(a, b, id=str(b.relative_to(ROOT))) for a, b in layer_files()])
+def test_folder_imports_only_from_folders_above_it(layer, path):
+    siblings, absolute = imported_layers(path, layer)
+    assert siblings <= MAY_IMPORT[layer]
+    assert "fastqwen" not in absolute, "absolute imports break under ComfyUI's folder names"
+    if layer != "nodes":
+        assert not any(name.startswith("comfy") for name in absolute)
+    assert "transformers" not in absolute
+
+
+def test_only_one_file_imports_the_comfy_node_api():
+    users = [path.name for layer, path in layer_files() if "comfy_api" in imported_layers(path, layer)[1]]
+    assert len(users) <= 1
+
+
+def run_python(code, **kwargs):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, **kwargs)
+
+
+LOAD = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location({name!r}, {root!r} + "/__init__.py", submodule_search_locations=[{root!r}])
+module = importlib.util.module_from_spec(spec); sys.modules[{name!r}] = module; spec.loader.exec_module(module)
+"""
+
+
+def test_importing_the_root_loads_neither_torch_nor_comfy(tmp_path):
+    code = LOAD.format(name="fastqwen", root=str(ROOT))
+    code += "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'comfy', 'comfy_api', 'numpy')]; print(bad)"
+    done = run_python(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_pack_exports_the_entrypoint_and_no_legacy_mappings(tmp_path):
+    code = LOAD.format(name="odd name-1.0", root=str(ROOT))
+    code += "print(callable(module.comfy_entrypoint), hasattr(module, 'NODE_CLASS_MAPPINGS'))"
+    done = run_python(code, cwd=tmp_path)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+
+
+def test_requirements_file_is_in_step_with_the_package():
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = text.split("dependencies = [", 1)[1].split("]", 1)[0]
+    declared = [part.strip().strip('"') for part in listed.split(",")]
+    assert (ROOT / "requirements.txt").read_text().split() == declared
+    assert not any(name.startswith(("torch", "triton", "comfy")) for name in declared)
+
+
+def test_python_files_are_cp1252_encodable():
+    for path in ROOT.rglob("*.py"):
+        if not any(part.startswith(".") or part == "build" for part in path.relative_to(ROOT).parts):
+            path.read_text(encoding="utf-8").encode("cp1252")
