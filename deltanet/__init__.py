@@ -1,0 +1,6 @@
+"""Gated DeltaNet: the deferred state and the layer."""
+
+from .layer import DeltaNetConfig, GatedDeltaNet
+from .state import DeltaNetState
+
+__all__ = ["DeltaNetConfig", "DeltaNetState", "GatedDeltaNet"]

@@ -1,0 +1,18 @@
+"""Loading, sampling, the generate loop and what it reports.
+
+    from fastqwen.engine import load
+    for delta in load("demo").reply("a fox in the snow"):
+        print(delta.text, end="", flush=True)
+"""
+
+from ..weights import FastQwenError
+from .engine import MTP_CHOICES, Engine, Reply, Result
+from .load import load, resolve_path
+from .report import Progress, Report
+from .sampling import GREEDY, SamplingSettings
+from .text import Delta
+
+__all__ = [
+    "GREEDY", "MTP_CHOICES", "Delta", "Engine", "FastQwenError", "Progress", "Reply", "Report", "Result",
+    "SamplingSettings", "load", "resolve_path",
+]  # fmt: skip

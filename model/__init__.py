@@ -1,0 +1,1 @@
+"""Config, trunk, tokenizer and chat template of the family."""

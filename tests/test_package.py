@@ -70,7 +70,8 @@ def run_python(code, **kwargs):
 
 LOAD = """
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location({name!r}, {root!r} + "/__init__.py", submodule_search_locations=[{root!r}])
+home = {root!r}
+spec = importlib.util.spec_from_file_location({name!r}, home + "/__init__.py", submodule_search_locations=[home])
 module = importlib.util.module_from_spec(spec); sys.modules[{name!r}] = module; spec.loader.exec_module(module)
 """
 

@@ -1,5 +1,8 @@
 """Checkpoint files in, tensors ready to compute with out."""
 
+from .checkpoint import Checkpoint, TensorEntry, read_json
 from .errors import FastQwenError
+from .linear import Linear
+from .reader import Reader
 
-__all__ = ["FastQwenError"]
+__all__ = ["Checkpoint", "FastQwenError", "Linear", "Reader", "TensorEntry", "read_json"]

@@ -1,0 +1,85 @@
+"""The gated attention mixer: one layer in four.
+
+    query, gate = W_q h (per head [query | gate]);  k = W_k h;  v = W_v h
+    query, k <- rms_norm over the head, then rotary;  o = softmax attention;  out = W_o (o * sigmoid(gate))
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.attention import decode_row, prefill_rows
+from ..kernels.rms_norm import rms_norm
+from ..kernels.rows import depths, each_row
+from ..weights import Reader
+from .cache import KVCache
+from .rotary import rotate
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """heads: query heads; kv_heads divides heads; head_dim: size D of one head; rms_eps of the q and k norms."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_eps: float
+
+    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Tensor name within the layer -> shape."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj.weight": (2 * query, hidden),
+            "k_proj.weight": (key, hidden),
+            "v_proj.weight": (key, hidden),
+            "o_proj.weight": (hidden, query),
+            "q_norm.weight": (self.head_dim,),
+            "k_norm.weight": (self.head_dim,),
+        }
+
+
+class GatedAttention:
+    """One attention layer's weights; the cache is passed in."""
+
+    def __init__(self, reader: Reader, prefix: str, config: AttentionConfig):
+        self.config = config
+        self.q_proj, self.k_proj = reader.linear(prefix + "q_proj"), reader.linear(prefix + "k_proj")
+        self.v_proj, self.o_proj = reader.linear(prefix + "v_proj"), reader.linear(prefix + "o_proj")
+        self.q_norm, self.k_norm = reader.vector(prefix + "q_norm.weight"), reader.vector(prefix + "k_norm.weight")
+
+    def new_cache(self, *, capacity: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+        config = self.config
+        return KVCache(config.kv_heads, config.head_dim, capacity=capacity, dtype=dtype, device=device)
+
+    def prefill(self, x: Tensor, cos: Tensor, sin: Tensor, *, cache: KVCache) -> Tensor:
+        """T prompt rows: x [T, H], cos and sin [T, dim / 2] -> [T, H]; their keys and values are committed."""
+        start = cache.length
+        q, gate, k, v = self._project(x, cos, sin)
+        cache.append(k, v)
+        o = prefill_rows(q.transpose(0, 1).contiguous(), cache.keys, cache.values, start)
+        return self._output(o.transpose(0, 1), gate)
+
+    def verify(self, x: Tensor, cos: Tensor, sin: Tensor, *, parents: Sequence[int], cache: KVCache) -> Tensor:
+        """Up to eight tree rows: x [SLOTS, H], cos and sin [SLOTS, dim / 2] -> [SLOTS, H]; nothing is committed."""
+        rows = len(parents)
+        q, gate, k, v = each_row(self._project, rows, x, cos, sin)
+        slots = cache.stage(k, v, parents)
+        o = torch.zeros_like(q)
+        for row, depth in enumerate(depths(parents)):
+            o[row] = decode_row(q[row].clone(), cache.keys, cache.values, cache.length + depth, slots[row])
+        return each_row(self._output, rows, o, gate)
+
+    def _project(self, x, cos, sin):
+        """x [..., H] -> q and gate [..., heads, D], k and v [..., kv_heads, D]."""
+        c = self.config
+        q, gate = self.q_proj(x).view(*x.shape[:-1], c.heads, 2 * c.head_dim).split(c.head_dim, -1)
+        k = self.k_proj(x).view(*x.shape[:-1], c.kv_heads, c.head_dim)
+        v = self.v_proj(x).view(*x.shape[:-1], c.kv_heads, c.head_dim)
+        q = rotate(rms_norm(q, self.q_norm, c.rms_eps), cos, sin)
+        return q, gate, rotate(rms_norm(k, self.k_norm, c.rms_eps), cos, sin), v
+
+    def _output(self, o, gate):
+        """o and gate [..., heads, D] -> [..., H]."""
+        return self.o_proj((o * torch.sigmoid(gate)).flatten(-2))

@@ -1,0 +1,167 @@
+"""A loaded model that replies: prompt in, streamed text and a report out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..model.chat import ChatTemplate
+from ..model.tokenizer import Tokenizer
+from ..model.trunk import Trunk
+from ..mtp.drafts import NoDrafts
+from ..mtp.head import MtpHead
+from ..weights import FastQwenError
+from .loop import generate
+from .report import STOP_TEXT, Meter, Progress, Report
+from .sampling import Sampler, SamplingSettings
+from .session import Session
+from .text import Delta, ReplyText
+
+MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
+OnStep = Callable[[Progress], bool | None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished reply: the answer, the reasoning before it, the kept token ids (no stop token), the numbers."""
+
+    text: str
+    thinking: str
+    token_ids: tuple[int, ...]
+    report: Report
+
+
+class Engine:
+    """One loaded model. Replies run one at a time.
+
+    notes  what a user should know about this checkpoint, one sentence each; every report carries them
+    """
+
+    def __init__(
+        self,
+        trunk: Trunk,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        mtp_head: MtpHead | None = None,
+        notes: Sequence[str] = (),
+    ):
+        self.trunk, self.tokenizer, self.template, self.mtp_head = trunk, tokenizer, template, mtp_head
+        self.config, self.device = trunk.config, trunk.device
+        self.notes = tuple(notes)
+        # On a CPU the number of threads can change how a sum is split, and so the last bit of a logit.
+        self.threads = torch.get_num_threads()
+
+    def reply(
+        self,
+        prompt: str | Sequence[dict],
+        *,
+        system: str | None = None,
+        thinking: bool = False,
+        template: bool = True,
+        settings: SamplingSettings | None = None,
+        seed: int = 0,
+        max_tokens: int = 512,
+        stop: Sequence[str] = (),
+        mtp: str = "auto",
+        on_step: OnStep | None = None,
+    ) -> "Reply":
+        """A reply to one user text, or to a list of {"role", "content"} messages. Nothing runs until it is iterated.
+
+        system      system prompt, put first
+        thinking    let the model reason before it answers
+        template    False sends the text as it is, special tokens included, without a chat template
+        settings    how tokens are chosen; default SamplingSettings()
+        seed        same seed, prompt and settings: same text
+        max_tokens  at most this many new tokens
+        stop        texts that end the answer; they are not part of it
+        mtp         "auto", "off" or a draft depth; never changes the text
+        on_step     called after every prefill chunk and every pass; True ends the reply there
+        Raises FastQwenError for a value out of range or a prompt that does not fit the context.
+        """
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+            raise FastQwenError(f"max_tokens is {max_tokens!r}: set a whole number of at least 1.")
+        if str(mtp) not in MTP_CHOICES:
+            raise FastQwenError(f"mtp is {mtp!r}: use one of {', '.join(MTP_CHOICES)}.")
+        ids = self.template.prompt_ids(prompt, system=system, thinking=thinking, raw=not template)
+        if not ids:
+            raise FastQwenError("The prompt is empty: without a chat template at least one token is needed.")
+        limit = self.config.max_positions
+        if len(ids) > limit:
+            raise FastQwenError(f"The prompt has {len(ids)} tokens and the model's context holds {limit}: shorten it.")
+        meter = Meter(self.device, notes=[*self.notes, *self._call_notes(str(mtp))])
+        sampler = Sampler(settings or SamplingSettings(), seed, min(self.tokenizer.size, self.config.vocab_size))
+        capacity = min(limit, len(ids) + max_tokens)
+        text = ReplyText(self.tokenizer, thinking=thinking and template, stop=stop)
+        return Reply(self, ids, sampler, text, capacity, max_tokens, on_step or (lambda progress: None), meter)
+
+    def generate(self, prompt, **options) -> Result:
+        """`reply(...)`, run to its end."""
+        return self.reply(prompt, **options).result()
+
+    def _call_notes(self, mtp):
+        notes = []
+        if mtp not in ("auto", "off"):
+            why = "this version does not draft yet" if self.mtp_head else "the checkpoint has no MTP head"
+            notes.append(f"mtp={mtp} was asked for and not used: {why}; the text is the same.")
+        if self.device.type == "cpu" and torch.get_num_threads() != self.threads:
+            notes.append(
+                f"torch now runs {torch.get_num_threads()} threads, {self.threads} when the model was loaded: "
+                "the text may differ from earlier replies with this seed."
+            )
+        return notes
+
+
+class Reply:
+    """A reply being written. Iterating runs the model and yields Deltas; `result()` runs whatever is left.
+
+    After an exception (a callback's, say) `result()` raises it again.
+    """
+
+    def __init__(self, engine, ids, sampler, text: ReplyText, capacity, max_tokens, on_step, meter: Meter):
+        self.prompt_ids = ids
+        self._text, self._meter = text, meter
+        self._tokens: list[int] = []
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+
+        def new_tokens():
+            meter.start()
+            session = Session(engine.trunk, capacity)
+            stop_ids = frozenset(engine.tokenizer.stop_ids)
+            yield from generate(
+                session, ids, NoDrafts(), sampler,
+                stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter,
+            )  # fmt: skip
+
+        self._deltas = self._run(new_tokens())
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self._deltas
+
+    def result(self) -> Result:
+        """The finished reply; runs it to the end first."""
+        for _ in self._deltas:
+            pass
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise RuntimeError("this reply was closed before its end")
+        return self._result
+
+    def _run(self, passes):
+        try:
+            for tokens in passes:
+                used = self._text.tokens_used
+                deltas = self._text.push(tokens)
+                self._tokens += tokens[: self._text.tokens_used - used]
+                yield from deltas
+                if self._text.stopped:
+                    self._meter.stop_reason = STOP_TEXT
+                    break
+            yield from self._text.finish()
+        except BaseException as error:
+            self._error = error
+            raise
+        text, thinking = self._text.text, self._text.thinking
+        self._result = Result(text, thinking, tuple(self._tokens), self._meter.report(len(self._tokens)))

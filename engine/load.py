@@ -1,0 +1,86 @@
+"""From a path to an engine that is ready to reply."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..model.chat import ChatTemplate
+from ..model.load import load_model
+from ..model.tokenizer import load_tokenizer
+from ..mtp.head import MtpHead
+from ..weights import Checkpoint, FastQwenError
+from .engine import Engine
+
+DEMO = Path(__file__).resolve().parent.parent / "demo"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def resolve_path(path) -> Path:
+    """"demo" is the checkpoint that comes with the package; anything else is a path."""
+    return DEMO if str(path) == "demo" else Path(path).expanduser()
+
+
+def load(path, *, device: str = "auto", dtype: str = "auto", tokenizer=None, comfy_tokenizer_folder=None) -> Engine:
+    """Loads a checkpoint: a Hugging Face folder, a ComfyUI single file, or "demo".
+
+    device     "auto" (the first GPU, else the CPU), or a torch device such as "cpu" or "cuda:1"
+    dtype      "auto" (bf16 on a GPU, fp32 on a CPU), "bf16" or "fp32": what it computes in
+    tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
+    comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
+    Raises FastQwenError, one sentence, for anything that cannot be loaded.
+    """
+    torch_device = _device(device)
+    torch_dtype = _dtype(dtype, torch_device)
+    source = resolve_path(path)
+    checkpoint = Checkpoint.open(source)
+    model = load_model(checkpoint, torch_device, torch_dtype)
+    head = MtpHead(model.reader, model.config) if model.config.has_mtp else None
+    text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
+    if text.size > model.config.vocab_size:
+        raise FastQwenError(
+            f"The tokenizer has {text.size} tokens but the checkpoint's table only {model.config.vocab_size} rows: "
+            "give the tokenizer that belongs to this checkpoint."
+        )
+    notes = [*_unused(checkpoint.unread()), *_mtp_notes(model.config)]
+    return Engine(model.trunk, text, ChatTemplate.load(source, text), mtp_head=head, notes=notes)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise FastQwenError(f"Device '{name}' cannot be used here ({reason}): use 'cpu', or 'auto'.") from None
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise FastQwenError(f"dtype is {name!r}: use 'auto', 'bf16' or 'fp32'.")
+    return DTYPES[name]
+
+
+def _unused(names: Sequence[str]) -> list[str]:
+    """What of the file nobody read, one sentence per kind."""
+    vision = [name for name in names if "visual." in name]
+    others = [name for name in names if "visual." not in name]
+    notes = []
+    if vision:
+        notes.append(f"The vision tower ({len(vision)} tensors) is not loaded: this version takes text only.")
+    if others:
+        shown = ", ".join(f"'{name}'" for name in others[:3])
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        notes.append(f"Tensors not used by the model: {shown}{more}.")
+    return notes
+
+
+def _mtp_notes(config) -> list[str]:
+    if config.declares_mtp and not config.has_mtp:
+        return ["The config declares an MTP head but the file has no 'mtp.fc.weight': it cannot draft."]
+    return []

@@ -1,0 +1,136 @@
+"""What a generate call reports beside its text."""
+
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+STOP_TOKEN, LENGTH, STOP_TEXT, INTERRUPTED = "stop token", "length", "stop text", "interrupted"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step of a reply: phase "prefill" or "decode", tokens done of total, tokens per second while decoding."""
+
+    phase: str
+    done: int
+    total: int
+    tokens_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Numbers of one reply. Seconds are wall time; a rate counts the tokens after the first, over decode_seconds.
+
+    acceptance[level][rank] counts accepted drafts; shapes counts verify passes by the draft tree's widths.
+    peak_memory_bytes is the GPU allocator's peak during the reply, or the process's peak on a CPU.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    tokens_per_second: float
+    verify_passes: int
+    accepted_per_pass: float
+    acceptance: list[list[int]]
+    shapes: dict[str, int]
+    draft_ms: float
+    verify_ms: float
+    peak_memory_bytes: int | None
+    stop_reason: str
+    mtp: str
+    notes: list[str]
+
+    def to_dict(self) -> dict:
+        """The same as plain JSON types."""
+        return asdict(self)
+
+
+@dataclass
+class Meter:
+    """Collects a reply's numbers while it runs."""
+
+    device: torch.device
+    notes: list[str] = field(default_factory=list)
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    passes: int = 0
+    accepted: int = 0
+    acceptance: list[list[int]] = field(default_factory=list)
+    shapes: dict[str, int] = field(default_factory=dict)
+    stop_reason: str = INTERRUPTED
+    _decode_started: float | None = None
+    _decode_ended: float | None = None
+
+    def start(self):
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def prefilled(self, seconds: float):
+        """The prompt is in; decoding starts now."""
+        self.prefill_seconds, self._decode_started = seconds, time.perf_counter()
+
+    def drew(self, count: int):
+        """`count` more reply tokens were drawn; decoding has lasted until now."""
+        self.new_tokens += count
+        self._decode_ended = time.perf_counter()
+
+    def verified(self, tree, path: tuple[int, ...]):
+        """One verify pass over `tree` accepted the slots of `path`."""
+        self.passes += 1
+        self.accepted += len(path) - 1
+        name = "off" if not tree.widths else "-".join(map(str, tree.widths))
+        self.shapes[name] = self.shapes.get(name, 0) + 1
+        for slot in path[1:]:
+            level, rank = tree.depths[slot] - 1, tree.ranks[slot] - 1
+            self.acceptance += [[] for _ in range(level + 1 - len(self.acceptance))]
+            self.acceptance[level] += [0] * (rank + 1 - len(self.acceptance[level]))
+            self.acceptance[level][rank] += 1
+
+    @property
+    def tokens_per_second(self) -> float:
+        seconds = self.decode_seconds
+        return (self.new_tokens - 1) / seconds if seconds > 0 and self.new_tokens > 1 else 0.0
+
+    @property
+    def decode_seconds(self) -> float:
+        if self._decode_started is None or self._decode_ended is None:
+            return 0.0
+        return self._decode_ended - self._decode_started
+
+    def report(self, new_tokens: int) -> Report:
+        """`new_tokens` is how many the reply kept: a stop text may cut some that were drawn."""
+        passes = max(self.passes, 1)
+        return Report(
+            prompt_tokens=self.prompt_tokens,
+            new_tokens=new_tokens,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=self.decode_seconds,
+            tokens_per_second=self.tokens_per_second,
+            verify_passes=self.passes,
+            accepted_per_pass=self.accepted / passes,
+            acceptance=[list(level) for level in self.acceptance],
+            shapes=dict(self.shapes),
+            draft_ms=1e3 * self.draft_seconds / passes,
+            verify_ms=1e3 * self.verify_seconds / passes,
+            peak_memory_bytes=_peak_memory(self.device),
+            stop_reason=self.stop_reason,
+            mtp="not used",
+            notes=list(self.notes),
+        )
+
+
+def _peak_memory(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB

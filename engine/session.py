@@ -1,0 +1,76 @@
+"""One sequence on one model: the committed tokens and the trunk's state for them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ..model.trunk import PREFILL_CHUNK, Trunk
+from ..weights import FastQwenError
+
+
+class Session:
+    """`tokens` are committed and the state is theirs; `hidden` is the final hidden state [H] of the last of them.
+
+    An exception inside a pass marks the session invalid, since some layers may have moved and others not; between
+    passes it is always whole. An invalid session refuses further use.
+    """
+
+    def __init__(self, trunk: Trunk, capacity: int):
+        self.trunk = trunk
+        with torch.inference_mode():
+            self.state = trunk.new_state(capacity)
+        self.tokens: list[int] = []
+        self.hidden: Tensor | None = None
+        self.valid = True
+        self._rows: Tensor | None = None  # hidden states of the staged rows
+
+    @property
+    def room(self) -> int:
+        """How many more tokens can be committed."""
+        return self.state.capacity - len(self.tokens)
+
+    def prefill(self, ids: Sequence[int], on_chunk: Callable[[int], bool] = lambda done: False) -> Tensor | None:
+        """Commits prompt tokens in chunks at absolute multiples of PREFILL_CHUNK.
+
+        on_chunk  called with the number of tokens done after every chunk; True ends the prefill there
+        Returns the logits [V] float32 after the last token, or None if it was ended early.
+        """
+        if not ids or len(ids) > self.room:
+            raise FastQwenError(f"A prompt of {len(ids)} tokens was given where 1 to {self.room} fit.")
+        done = 0
+        while done < len(ids):
+            chunk = ids[done : done + PREFILL_CHUNK - len(self.tokens) % PREFILL_CHUNK]
+            with self._pass():
+                self.hidden = self.trunk.prefill(self.trunk.embed(chunk), self.state)[-1]
+                self.tokens += chunk
+            done += len(chunk)
+            if on_chunk(done):
+                return None
+        with torch.inference_mode():
+            return self.trunk.logits(self.hidden)
+
+    def verify(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """One pass over a tree of up to eight rows; nothing is committed. Returns logits [SLOTS, V] float32."""
+        with self._pass():
+            self._rows, logits = self.trunk.verify(tokens, parents, self.state)
+        return logits
+
+    def commit(self, path: Sequence[int], tokens: Sequence[int]):
+        """Keeps the staged slots of `path`, which hold `tokens`."""
+        if len(path) > self.room:
+            raise FastQwenError(f"{len(path)} tokens were accepted where {self.room} fit.")
+        with self._pass():
+            self.state.commit(path)
+            self.hidden = self._rows[path[-1]]
+            self.tokens += tokens
+
+    @contextmanager
+    def _pass(self):
+        if not self.valid:
+            raise FastQwenError("This session was interrupted inside a pass and cannot go on: start a new one.")
+        self.valid = False
+        with torch.inference_mode():
+            yield
+        self.valid = True

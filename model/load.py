@@ -1,0 +1,28 @@
+"""Checkpoint -> trunk: checks every shape before the first byte is read."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..weights import Checkpoint, Reader
+from ..weights.formats import require_plain
+from .config import ModelConfig, check_shapes, read_config
+from .trunk import Trunk
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A trunk, its config, and the reader from which an MTP head can still be read."""
+
+    config: ModelConfig
+    trunk: Trunk
+    reader: Reader
+
+
+def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """Raises FastQwenError for another architecture, a packed format, or a missing or wrong-shaped tensor."""
+    config, names = read_config(checkpoint)
+    require_plain(checkpoint)
+    check_shapes(checkpoint, config, names)
+    reader = Reader(checkpoint, names, device, dtype)
+    return LoadedModel(config, Trunk(reader, config), reader)

@@ -1,0 +1,120 @@
+"""The hybrid trunk: embedding, layers, final norm, head."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..attention import GatedAttention, Rotary
+from ..deltanet import GatedDeltaNet
+from ..kernels.rms_norm import rms_norm
+from ..kernels.rows import SLOTS, depths, each_row
+from ..weights import Linear, Reader
+from .block import Block
+from .config import ModelConfig
+from .family import FULL
+from .state import TrunkState
+
+# Prompts are run in chunks that start at absolute multiples of this many tokens, whatever memory is free, so
+# that a reused prefix gives the same bits. A multiple of the delta rule's own chunk.
+PREFILL_CHUNK = 512
+
+
+class Trunk:
+    """The text model's weights. All sequence state is in a TrunkState that is passed in.
+
+    device, dtype   where it computes and in what; linear weights and hidden states have `dtype`
+    """
+
+    def __init__(self, reader: Reader, config: ModelConfig):
+        self.config, self.device, self.dtype = config, reader.device, reader.dtype
+        self.rotary = Rotary(config.rotary, reader.device)
+        self.embedding = reader.tensor("embed_tokens.weight")
+        self.blocks = [self._block(reader, index, kind) for index, kind in enumerate(config.layer_kinds)]
+        self.norm = reader.vector("norm.weight")
+        self.head = Linear(self.embedding) if config.tied_head else reader.linear("lm_head")
+
+    def _block(self, reader, index, kind):
+        prefix, config = f"layers.{index}.", self.config
+        if kind == FULL:
+            mixer = GatedAttention(reader, prefix + "self_attn.", config.attention)
+        else:
+            mixer = GatedDeltaNet(reader, prefix + "linear_attn.", config.deltanet)
+        return Block(reader, prefix, mixer, config.rms_eps)
+
+    def new_state(self, capacity: int, kv_dtype: torch.dtype | None = None) -> TrunkState:
+        """An empty state for up to `capacity` tokens; keys and values are kept in `kv_dtype` (default: dtype)."""
+        layers = []
+        for block in self.blocks:
+            if isinstance(block.mixer, GatedAttention):
+                kv_dtype = kv_dtype or self.dtype
+                layers.append(block.mixer.new_cache(capacity=capacity, dtype=kv_dtype, device=self.device))
+            else:
+                layers.append(block.mixer.new_state(dtype=self.dtype, device=self.device))
+        return TrunkState(layers, capacity)
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Token ids -> embeddings [T, H]."""
+        return F.embedding(torch.tensor(ids, dtype=torch.long, device=self.device), self.embedding)
+
+    def prefill(self, embeddings: Tensor, state: TrunkState, positions: Tensor | None = None) -> Tensor:
+        """Commits the next T prompt tokens, which must not cross a multiple of PREFILL_CHUNK.
+
+        embeddings  [T, H], of text or of images
+        positions   [3, T] rotary positions (time, height, width); default: text, one after another
+        Returns the hidden states after the final norm, [T, H].
+        """
+        tokens = embeddings.shape[0]
+        if state.length // PREFILL_CHUNK != (state.length + tokens - 1) // PREFILL_CHUNK:
+            raise ValueError(f"{tokens} tokens from {state.length} cross a multiple of {PREFILL_CHUNK}")
+        if positions is None:
+            start = state.next_position
+            positions = torch.arange(start, start + tokens, device=self.device).expand(3, -1)
+        cos, sin = self.rotary(positions)
+        x = embeddings.to(self.dtype)
+        for block, layer in zip(self.blocks, state.layers, strict=True):
+            x = block.prefill(x, _prefill_mixer(block.mixer, layer, cos, sin))
+        state.length += tokens
+        state.next_position = int(positions.max()) + 1
+        return rms_norm(x, self.norm, self.config.rms_eps)
+
+    def verify(self, tokens: Sequence[int], parents: Sequence[int], state: TrunkState) -> tuple[Tensor, Tensor]:
+        """One pass over up to eight tree rows. Stages their keys, values and DeltaNet rows; commits nothing.
+
+        tokens   the row's token ids: the root (the token after the committed text), then drafts
+        parents  the slot each row follows, -1 for the root (kernels/rows.py)
+        Returns hidden [SLOTS, H] after the final norm and logits [SLOTS, V] float32; dead slots are zero.
+        """
+        depth = depths(parents)
+        if len(tokens) != len(parents):
+            raise ValueError(f"{len(tokens)} tokens for {len(parents)} rows")
+        rows = len(tokens)
+        positions = torch.tensor(depth + (0,) * (SLOTS - rows), device=self.device) + state.next_position
+        cos, sin = each_row(self._angles, rows, positions)
+        x = self.embedding.new_zeros(SLOTS, self.config.hidden_size)
+        x[:rows] = self.embed(tokens)
+        for block, layer in zip(self.blocks, state.layers, strict=True):
+            x = block.verify(x, rows, _verify_mixer(block.mixer, layer, cos, sin, tuple(parents)))
+        hidden = each_row(lambda row: rms_norm(row, self.norm, self.config.rms_eps), rows, x)
+        return hidden, each_row(self.logits, rows, hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] after the final norm -> [..., V] float32."""
+        return self.head(hidden).float()
+
+    def _angles(self, position):
+        cos, sin = self.rotary(position.expand(3, 1))
+        return cos[0], sin[0]
+
+
+def _prefill_mixer(mixer, layer, cos, sin):
+    if isinstance(mixer, GatedAttention):
+        return lambda x: mixer.prefill(x, cos, sin, cache=layer)
+    return lambda x: mixer.prefill(x, state=layer)
+
+
+def _verify_mixer(mixer, layer, cos, sin, parents):
+    if isinstance(mixer, GatedAttention):
+        return lambda x: mixer.verify(x, cos, sin, parents=parents, cache=layer)
+    return lambda x: mixer.verify(x, parents=parents, state=layer)

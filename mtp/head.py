@@ -1,0 +1,49 @@
+"""The checkpoint's multi-token prediction (MTP) head: one attention layer that proposes the token after next.
+
+    x = fc [ rms_norm(embedding of token p+1) | rms_norm(trunk's final hidden at p) ]
+    x -> one gated-attention decoder layer -> rms_norm -> the trunk's own head
+
+Source: vLLM, SGLang and llama.cpp agree on the order (embedding first) and on the hidden after the final norm.
+"""
+
+import torch
+from torch import Tensor
+
+from ..attention import GatedAttention, KVCache, Rotary
+from ..kernels.rms_norm import rms_norm
+from ..model.block import Block
+from ..model.config import ModelConfig
+from ..weights import Reader
+
+
+class MtpHead:
+    """The head's weights; embedding and output head are the trunk's. Its cache is passed in."""
+
+    def __init__(self, reader: Reader, config: ModelConfig):
+        self.rms_eps = config.rms_eps
+        self.rotary = Rotary(config.rotary, reader.device)
+        self.fc = reader.linear("mtp.fc")
+        self.embedding_norm = reader.vector("mtp.pre_fc_norm_embedding.weight")
+        self.hidden_norm = reader.vector("mtp.pre_fc_norm_hidden.weight")
+        mixer = GatedAttention(reader, "mtp.layers.0.self_attn.", config.attention)
+        self.block = Block(reader, "mtp.layers.0.", mixer, config.rms_eps)
+        self.norm = reader.vector("mtp.norm.weight")
+
+    def prefill(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, *, cache: KVCache) -> Tensor:
+        """T rows whose next tokens are known; their keys and values are committed.
+
+        embeddings  [T, H] of tokens p+1;  hidden [T, H] after the trunk's final norm at p
+        positions   [3, T] rotary positions of p
+        Returns [T, H] after the head's norm: fed to the trunk's head, or back in for the next level.
+        """
+        joined = torch.cat(
+            [
+                rms_norm(embeddings, self.embedding_norm, self.rms_eps),
+                rms_norm(hidden, self.hidden_norm, self.rms_eps),
+            ],
+            -1,
+        )
+        cos, sin = self.rotary(positions)
+        mixer = self.block.mixer
+        x = self.block.prefill(self.fc(joined), lambda row: mixer.prefill(row, cos, sin, cache=cache))
+        return rms_norm(x, self.norm, self.rms_eps)

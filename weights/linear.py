@@ -1,0 +1,19 @@
+"""A linear layer over plain float weights."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Linear:
+    """y = x W^T. Weight [N, K] in the compute dtype; no bias (the family has none)."""
+
+    def __init__(self, weight: Tensor):
+        self.weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., N], same dtype.
+
+        The bits of a row may depend on how many rows are given together (libraries choose another path per
+        row count); decoding therefore passes one row [K] at a time (see kernels/rows.py).
+        """
+        return F.linear(x, self.weight)

@@ -1,0 +1,35 @@
+"""Hands out a checkpoint's tensors under canonical names, on the right device and in the right dtype."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .checkpoint import Checkpoint
+from .linear import Linear
+
+
+class Reader:
+    """Reads by canonical name (`layers.0.mlp.up_proj.weight`), whatever prefix the file uses.
+
+    names    canonical name -> name in the file
+    device   where tensors go
+    dtype    the compute dtype of linear weights and embeddings
+    """
+
+    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str], device: torch.device, dtype: torch.dtype):
+        self.checkpoint, self.names, self.device, self.dtype = checkpoint, names, device, dtype
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, contiguous, in `dtype` (default: the compute dtype)."""
+        stored = self.checkpoint.read(self.names[name])
+        # A fresh allocation: a view into the mapped file would keep the file's alignment and its page faults.
+        return torch.empty(stored.shape, device=self.device, dtype=dtype or self.dtype).copy_(stored)
+
+    def vector(self, name: str) -> Tensor:
+        """A small tensor kept in float32: norm weights, gates, convolution taps."""
+        return self.tensor(name, torch.float32)
+
+    def linear(self, name: str) -> Linear:
+        """The linear layer `<name>.weight`."""
+        return Linear(self.tensor(name + ".weight"))
