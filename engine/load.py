@@ -1,6 +1,6 @@
 """From a path to an engine that is ready to reply."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,20 +21,29 @@ def resolve_path(path) -> Path:
     return DEMO if str(path) == "demo" else Path(path).expanduser()
 
 
-def load(path, *, device: str = "auto", dtype: str = "auto", tokenizer=None, comfy_tokenizer_folder=None) -> Engine:
+def load(
+    path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    tokenizer=None,
+    comfy_tokenizer_folder=None,
+    on_load: Callable[[int, int], None] = lambda done, total: None,
+) -> Engine:
     """Loads a checkpoint: a Hugging Face folder, a ComfyUI single file, or "demo".
 
     device     "auto" (the first GPU, else the CPU), or a torch device such as "cpu" or "cuda:1"
     dtype      "auto" (bf16 on a GPU, fp32 on a CPU), "bf16" or "fp32": what it computes in
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
+    on_load    told (bytes done, bytes in all) after every tensor
     Raises FastQwenError, one sentence, for anything that cannot be loaded.
     """
     torch_device = _device(device)
     torch_dtype = _dtype(dtype, torch_device)
     source = resolve_path(path)
     checkpoint = Checkpoint.open(source)
-    model = load_model(checkpoint, torch_device, torch_dtype)
+    model = load_model(checkpoint, torch_device, torch_dtype, on_load)
     head = MtpHead(model.reader, model.config) if model.config.has_mtp else None
     text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
     if text.size > model.config.vocab_size:

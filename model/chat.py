@@ -43,8 +43,8 @@ class ChatTemplate:
             missing = [name for name in REQUIRED_NAMES if tokenizer.token_id(name) is None]
             if missing:
                 raise FastQwenError(
-                    f"The tokenizer of '{tokenizer.origin}' has no {' or '.join(missing)}, which the chat format needs: "
-                    "use the tokenizer of a Qwen3.5, 3.6 or 3.8 checkpoint."
+                    f"The tokenizer of '{tokenizer.origin}' has no {' or '.join(missing)}, which the chat format "
+                    "needs: use the tokenizer of a Qwen3.5, 3.6 or 3.8 checkpoint."
                 )
         self._source = source
         try:

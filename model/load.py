@@ -1,5 +1,6 @@
 """Checkpoint -> trunk: checks every shape before the first byte is read."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +20,18 @@ class LoadedModel:
     reader: Reader
 
 
-def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Raises FastQwenError for another architecture, a packed format, or a missing or wrong-shaped tensor."""
+def load_model(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_read: Callable[[int, int], None] = lambda done, total: None,
+) -> LoadedModel:
+    """on_read is told (bytes done, bytes in all) after every tensor.
+
+    Raises FastQwenError for another architecture, a packed format, or a missing or wrong-shaped tensor.
+    """
     config, names = read_config(checkpoint)
     require_plain(checkpoint)
     check_shapes(checkpoint, config, names)
-    reader = Reader(checkpoint, names, device, dtype)
+    reader = Reader(checkpoint, names, device, dtype, on_read)
     return LoadedModel(config, Trunk(reader, config), reader)

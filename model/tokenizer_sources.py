@@ -68,8 +68,10 @@ def from_tokenizer_json(file: Path) -> Vocabulary:
     data = read_json(file)
     model = data.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    if not _is_vocab(vocab) or model.get("type", "BPE") != "BPE" or "ByteLevel" not in json.dumps(
-        data.get("pre_tokenizer")
+    if (
+        not _is_vocab(vocab)
+        or model.get("type", "BPE") != "BPE"
+        or "ByteLevel" not in json.dumps(data.get("pre_tokenizer"))
     ):
         raise FastQwenError(f"'{file}' holds no byte-level BPE tokenizer: put the checkpoint's own file there.")
     config_file = file.parent / "tokenizer_config.json"

@@ -34,9 +34,9 @@ def peer_encoder():
 
 
 def tiny_added():
-    """added_tokens entries: control tokens first, then the tags, which are text. Ids leave a hole at 270."""
-    entries = [(271 + i, name, True) for i, name in enumerate(TINY_NAMES)]
-    entries += [(271 + len(TINY_NAMES) + i, name, False) for i, name in enumerate(TINY_TAGS)]
+    """added_tokens entries: control tokens first, then the tags, which are text. Their ids follow the vocabulary's."""
+    names = [(name, True) for name in TINY_NAMES] + [(name, False) for name in TINY_TAGS]
+    entries = [(256 + len(TINY_MERGES) + i, name, special) for i, (name, special) in enumerate(names)]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [{"id": index, "content": name, "special": special, **flags} for index, name, special in entries]
 

@@ -1,6 +1,6 @@
 """Hands out a checkpoint's tensors under canonical names, on the right device and in the right dtype."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,16 +15,28 @@ class Reader:
     names    canonical name -> name in the file
     device   where tensors go
     dtype    the compute dtype of linear weights and embeddings
+    on_read  called with (bytes read so far, bytes of the whole checkpoint) after every tensor
     """
 
-    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str], device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        names: Mapping[str, str],
+        device: torch.device,
+        dtype: torch.dtype,
+        on_read: Callable[[int, int], None] = lambda done, total: None,
+    ):
         self.checkpoint, self.names, self.device, self.dtype = checkpoint, names, device, dtype
+        self._on_read, self._bytes_read = on_read, 0
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor, contiguous, in `dtype` (default: the compute dtype)."""
         stored = self.checkpoint.read(self.names[name])
         # A fresh allocation: a view into the mapped file would keep the file's alignment and its page faults.
-        return torch.empty(stored.shape, device=self.device, dtype=dtype or self.dtype).copy_(stored)
+        tensor = torch.empty(stored.shape, device=self.device, dtype=dtype or self.dtype).copy_(stored)
+        self._bytes_read += stored.nbytes
+        self._on_read(self._bytes_read, self.checkpoint.bytes)
+        return tensor
 
     def vector(self, name: str) -> Tensor:
         """A small tensor kept in float32: norm weights, gates, convolution taps."""

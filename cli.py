@@ -1,0 +1,266 @@
+"""The command `fastqwen`."""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import sys
+
+MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
+NO_TORCH = (
+    "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
+)
+
+
+def main(argv=None) -> int:
+    """Runs the command line; returns the exit code. A user's mistake is one line on stderr and code 2."""
+    _survive_any_console()
+    arguments = _parser().parse_args(argv)
+    try:
+        from .weights import FastQwenError
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return _fail(NO_TORCH)
+    try:
+        return arguments.run(arguments)
+    except FastQwenError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return _fail("Interrupted.", code=130)
+    except BrokenPipeError:
+        # The reader closed the pipe (`| head`): nothing is left to say, and Python must not try again at exit.
+        sys.stdout = None
+        return 141
+
+
+def _fail(message: str, code: int = 2) -> int:
+    print(f"fastqwen: {message}", file=sys.stderr)
+    return code
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line; `--help` has the rest."""
+
+    def error(self, message):
+        print(f"fastqwen: {message} (see `{self.prog} --help`)", file=sys.stderr)
+        sys.exit(2)
+
+
+def _survive_any_console():
+    # A console of another encoding (cp1252, gbk) must not end a reply with an exception.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _OneLineParser(
+        prog="fastqwen", description="Text from Qwen3.5, 3.6 and 3.8 dense checkpoints, one sequence at a time."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_generate(commands.add_parser("generate", help="write a reply to a prompt"))
+
+    inspect = commands.add_parser("inspect", help="say what a checkpoint holds, without loading it")
+    inspect.add_argument("path", metavar="PATH", help="checkpoint folder, .safetensors file, or demo")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object")
+    inspect.set_defaults(run=_inspect)
+
+    doctor = commands.add_parser("doctor", help="versions, devices, and what computes each operation")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _add_generate(parser):
+    add = parser.add_argument
+    add("--model", required=True, metavar="PATH|demo", help="checkpoint folder, .safetensors file, or demo")
+    add("--prompt", required=True, metavar="TEXT", help="what to say to the model; - reads standard input")
+    add("--system", metavar="TEXT", help="system prompt")
+    add("--max-tokens", type=int, default=512, metavar="N", help="at most N new tokens (default 512)")
+    add("--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default 0.7)")
+    add("--top-k", type=int, default=20, metavar="K", help="keep the K most likely tokens, 0 keeps all (default 20)")
+    add("--top-p", type=float, default=0.8, metavar="P", help="keep the most likely P of the mass (default 0.8)")
+    add("--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the most likely (default 0)")
+    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="1 is none (default 1)")
+    add("--presence-penalty", type=float, default=0.0, metavar="R", help="0 is none (default 0)")
+    add("--greedy", action="store_true", help="always take the most likely token")
+    add("--seed", type=int, default=0, metavar="N", help="same seed, same text (default 0)")
+    add("--thinking", action="store_true", help="let the model reason before it answers")
+    add("--mtp", default="auto", choices=MTP_CHOICES, help="drafting; never changes the text (default auto)")
+    add("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:1, ... (default auto)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT (may be repeated)")
+    add("--tokenizer", metavar="PATH", help="tokenizer.json or its folder, if not beside the checkpoint")
+    add("--json", action="store_true", help="print one JSON object with text, thinking and report; do not stream")
+    parser.set_defaults(run=_generate)
+
+
+def _generate(arguments) -> int:
+    from .engine import SamplingSettings, load
+
+    settings = SamplingSettings(
+        greedy=arguments.greedy,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
+        presence_penalty=arguments.presence_penalty,
+    )
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    with _Bar("loading", "B") as bar:
+        engine = load(arguments.model, device=arguments.device, tokenizer=arguments.tokenizer, on_load=bar)
+    prompt_bar = _Bar("prompt", "token")
+
+    def on_step(progress):
+        if progress.phase == "prefill":
+            prompt_bar(progress.done, progress.total)
+        else:
+            prompt_bar.__exit__()
+
+    reply = engine.reply(
+        prompt,
+        system=arguments.system,
+        thinking=arguments.thinking,
+        settings=settings,
+        seed=arguments.seed,
+        max_tokens=arguments.max_tokens,
+        stop=arguments.stop,
+        mtp=arguments.mtp,
+        on_step=on_step,
+    )
+    if not arguments.json:
+        _stream(reply)
+    result = reply.result()
+    if arguments.json:
+        value = {"text": result.text, "thinking": result.thinking, "report": result.report.to_dict()}
+        print(json.dumps(value, ensure_ascii=False))
+    else:
+        _print_report(result.report)
+    return 0
+
+
+def _stream(reply):
+    """Reasoning goes to stderr and the answer to stdout, so that a pipe gets the answer alone."""
+    for delta in reply:
+        stream = sys.stderr if delta.kind == "thinking" else sys.stdout
+        print(delta.text, end="", file=stream, flush=True)
+    print(flush=True)
+
+
+def _print_report(report):
+    for note in report.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(
+        f"[{report.new_tokens} tokens, {report.tokens_per_second:.1f} tokens/s, prompt {report.prompt_tokens} tokens "
+        f"in {report.prefill_seconds:.2f} s, stopped: {report.stop_reason}, mtp: {report.mtp}]",
+        file=sys.stderr,
+    )
+
+
+class _Bar:
+    """A progress bar on stderr that shows itself once something takes longer than a second."""
+
+    def __init__(self, what: str, unit: str):
+        self.what, self.unit, self.bar = what, unit, None
+
+    def __call__(self, done: int, total: int):
+        if self.bar is None:
+            from tqdm import tqdm
+
+            self.bar = tqdm(
+                total=total, unit=self.unit, desc=self.what, file=sys.stderr, leave=False, delay=1, unit_scale=True
+            )
+        self.bar.update(done - self.bar.n)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.bar is not None:
+            self.bar.close()
+
+
+def _inspect(arguments) -> int:
+    from dataclasses import asdict
+
+    from .engine import resolve_path
+    from .model.summary import summarise
+    from .weights import Checkpoint
+
+    checkpoint = Checkpoint.open(resolve_path(arguments.path))
+    summary = summarise(checkpoint)
+    config = summary.config
+    if arguments.json:
+        value = {
+            "path": str(checkpoint.path),
+            "architecture": "qwen3_5",
+            "config": asdict(config),
+            "values": summary.values,
+            "bytes": summary.bytes,
+            "mtp": config.has_mtp,
+            "vision": config.vision is not None,
+            "groups": [asdict(group) for group in summary.groups],
+        }
+        print(json.dumps(value))
+        return 0
+    kinds = config.layer_kinds
+    attention, deltanet = config.attention, config.deltanet
+    print(f"{checkpoint.path}: dense Qwen3.5 family (qwen3_5)")
+    print(
+        f"  {len(kinds)} layers ({kinds.count('linear_attention')} DeltaNet, {kinds.count('full_attention')} "
+        f"attention), hidden {config.hidden_size}, inner {config.intermediate_size}, vocabulary {config.vocab_size}"
+    )
+    print(f"  attention: {attention.heads} query and {attention.kv_heads} key-value heads of {attention.head_dim}")
+    print(
+        f"  DeltaNet: {deltanet.key_heads} key heads of {deltanet.key_dim}, {deltanet.value_heads} value heads of "
+        f"{deltanet.value_dim}"
+    )
+    vision = "present" if config.vision else "absent"
+    print(
+        f"  head: {'tied' if config.tied_head else 'own'}; MTP head: {'present' if config.has_mtp else 'absent'}; "
+        f"vision tower: {vision}"
+    )
+    for group in summary.groups:
+        formats = ", ".join(f"{count} {name}" for name, count in group.formats.items())
+        print(f"  {group.name:<10} {group.values:>15,} values {group.bytes / 1e6:>12,.1f} MB   {formats}")
+    print(f"  {'all':<10} {summary.values:>15,} values {summary.bytes / 1e6:>12,.1f} MB")
+    return 0
+
+
+def _doctor(arguments) -> int:
+    import torch
+
+    from .engine.backends import choices
+
+    packages = ("torch", "triton", "tokenizers", "safetensors", "numpy", "jinja2", "pillow", "tqdm", "transformers")
+    versions = {"fastqwen": _version("fastqwen"), "python": platform.python_version()}
+    versions |= {name: _version(name) for name in packages}
+    devices = [{"name": "cpu", "detail": f"{platform.machine()}, {torch.get_num_threads()} threads"}]
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        detail = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        devices.append({"name": f"cuda:{index}", "detail": detail})
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    operations = [vars(choice) for choice in choices(device)]
+    if arguments.json:
+        value = {"versions": versions, "devices": devices, "device": str(device), "operations": operations}
+        print(json.dumps(value))
+        return 0
+    print(f"system: {platform.platform()}")
+    for name, version in versions.items():
+        print(f"  {name:<14} {version or 'not installed'}")
+    print("devices:")
+    for entry in devices:
+        print(f"  {entry['name']:<14} {entry['detail']}")
+    print(f"operations on {device}:")
+    for entry in operations:
+        print(f"  {entry['operation']:<18} {entry['backend']:<8} {entry['reason']}")
+    return 0
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

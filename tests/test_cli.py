@@ -1,0 +1,162 @@
+"""The command line: output, streams, and one line for every mistake."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import tiny
+import torch
+from fastqwen import cli
+from safetensors.torch import save_file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(tiny.save_tokenizer(tiny.save_folder(tiny.oracle("gqa4"), tmp_path_factory.mktemp("cli"), mtp=True)))
+
+
+def run(capsys, *arguments):
+    try:
+        code = cli.main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_generate_streams_the_answer_and_json_holds_the_same_text(capsys, folder):
+    options = ("generate", "--model", folder, "--prompt", "a fox", "--max-tokens", 12, "--temperature", 1, "--seed", 3)
+    code, streamed, err = run(capsys, *options)
+    assert code == 0 and "tokens/s" in err and "mtp: not used" in err
+    code, out, _ = run(capsys, *options, "--json")
+    value = json.loads(out)
+    assert code == 0 and set(value) == {"text", "thinking", "report"}
+    assert value["text"] + "\n" == streamed
+    assert value["report"]["stop_reason"] in ("length", "stop token")
+
+
+def test_every_generate_option_reaches_the_engine(capsys, folder):
+    code, out, _ = run(
+        capsys, "generate", "--model", folder, "--prompt", "x", "--system", "be brief", "--max-tokens", 9,
+        "--temperature", 0.5, "--top-k", 5, "--top-p", 0.9, "--min-p", 0.1, "--repetition-penalty", 1.1,
+        "--presence-penalty", 0.5, "--greedy", "--seed", 2, "--thinking", "--mtp", "off", "--device", "cpu",
+        "--stop", "zz", "--stop", "yy", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["report"]["new_tokens"] <= 9
+
+
+def test_thinking_goes_to_stderr_and_the_answer_to_stdout(capsys, folder):
+    code, out, err = run(
+        capsys, "generate", "--model", folder, "--prompt", "x", "--thinking", "--max-tokens", 6, "--temperature", 1
+    )
+    assert code == 0 and out == "\n" and len(err.splitlines()) >= 1
+
+
+def test_inspect_tells_what_is_in_the_file(capsys, folder):
+    code, out, _ = run(capsys, "inspect", folder)
+    assert code == 0 and "4 layers (3 DeltaNet, 1 attention)" in out and "MTP head: present" in out
+    code, out, _ = run(capsys, "inspect", folder, "--json")
+    value = json.loads(out)
+    assert value["mtp"] is True and value["vision"] is False
+    groups = {group["name"]: group for group in value["groups"]}
+    assert groups["mtp"]["tensors"] == 15 and groups["mtp"]["formats"] == {"fp32": 15}
+    assert value["bytes"] == 4 * value["values"]
+    assert groups["embedding"]["values"] == 320 * 64
+
+
+def test_inspect_names_packed_formats(capsys, folder, tmp_path):
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder + "/model.safetensors")
+    layer = "model.language_model.layers.0.mlp.up_proj"
+    marker = json.dumps({"format": "int8_tensorwise"}).encode()
+    tensors[layer + ".comfy_quant"] = torch.tensor(list(marker), dtype=torch.uint8)
+    tensors[layer + ".weight"] = torch.zeros(96, 64, dtype=torch.int8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(open(folder + "/config.json").read())
+    code, out, _ = run(capsys, "inspect", tmp_path)
+    assert code == 0 and "int8_tensorwise" in out
+
+
+def test_doctor_names_versions_devices_and_a_backend_for_every_operation(capsys):
+    code, out, _ = run(capsys, "doctor", "--json")
+    value = json.loads(out)
+    assert code == 0
+    assert value["versions"]["torch"] == torch.__version__
+    assert value["devices"][0]["name"] == "cpu"
+    assert {entry["operation"] for entry in value["operations"]} >= {"linear", "delta_rule", "decode_attention"}
+    assert all(entry["backend"] and entry["reason"] for entry in value["operations"])
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0 and "delta_rule" in out
+
+
+@pytest.mark.parametrize(
+    "arguments,word",
+    [
+        (["generate", "--model", "/nowhere", "--prompt", "x"], "/nowhere"),
+        (["inspect", "/nowhere"], "/nowhere"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--top-p", "7"], "top_p"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--max-tokens", "0"], "max_tokens"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--max-tokens", "many"], "--max-tokens"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--mtp", "9"], "--mtp"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--device", "cuda:77"], "cuda:77"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--stop", ""], "stop"),
+        (["generate", "--model", "FOLDER"], "--prompt"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--tokenizer", "/nowhere"], "/nowhere"),
+        (["brew"], "brew"),
+        ([], "COMMAND"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_mistake_gives_one_line_on_stderr_and_a_failing_exit(capsys, folder, arguments, word):
+    code, out, err = run(capsys, *(folder if argument == "FOLDER" else argument for argument in arguments))
+    assert code == 2 and out == ""
+    assert len(err.splitlines()) == 1 and word in err and "Traceback" not in err
+
+
+def fresh(code, folder, **environment):
+    """Runs `code` in a new interpreter with the package importable; environment variables on top of ours."""
+    import os
+
+    import fastqwen
+
+    preamble = (
+        "import importlib.util, sys\n"
+        f"home = {fastqwen.__path__[0]!r}\n"
+        "spec = importlib.util.spec_from_file_location('fastqwen', home + '/__init__.py', "
+        "submodule_search_locations=[home])\n"
+        "module = importlib.util.module_from_spec(spec); sys.modules['fastqwen'] = module\n"
+        "spec.loader.exec_module(module)\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", preamble + code], capture_output=True, timeout=120, env=os.environ | environment
+    )
+
+
+def test_without_torch_the_command_says_how_to_install_it(folder):
+    code = (
+        "sys.modules['torch'] = None\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+        "del sys.modules['torch']; sys.meta_path.insert(0, Block())\n"
+        "from fastqwen.cli import main\n"
+        f"sys.exit(main(['generate', '--model', {folder!r}, '--prompt', 'x']))"
+    )
+    done = fresh(code, folder)
+    message = done.stderr.decode()
+    assert done.returncode == 2 and len(message.splitlines()) == 1 and "pip install torch" in message
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "gbk", "ascii"])
+def test_output_survives_a_console_of_another_encoding(folder, encoding):
+    code = (
+        "from fastqwen.cli import main\n"
+        f"sys.exit(main(['generate', '--model', {folder!r}, '--prompt', '\\U0001F98A \\u96EA', '--max-tokens', '40', "
+        "'--temperature', '3', '--top-k', '0', '--top-p', '1']))"
+    )
+    done = fresh(code, folder, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")

@@ -1,0 +1,158 @@
+"""Replies of a loaded engine: streaming, seeds, limits, reasoning, notes."""
+
+import dataclasses
+import json
+
+import pytest
+import tiny
+import torch
+from fastqwen.cli import MTP_CHOICES as CLI_MTP_CHOICES
+from fastqwen.engine import GREEDY, MTP_CHOICES, FastQwenError, SamplingSettings, load
+
+HOT = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.save_tokenizer(tiny.save_folder(tiny.oracle("gqa4"), tmp_path_factory.mktemp("engine"), mtp=True))
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return load(folder)
+
+
+def test_same_seed_gives_the_same_text_and_another_seed_another(engine):
+    first = engine.generate("a fox", settings=HOT, seed=4, max_tokens=30)
+    assert engine.generate("a fox", settings=HOT, seed=4, max_tokens=30).token_ids == first.token_ids
+    assert engine.generate("a fox", settings=HOT, seed=5, max_tokens=30).token_ids != first.token_ids
+
+
+def test_a_second_load_of_the_same_file_gives_the_same_text(engine, folder):
+    wanted = engine.generate("a fox", settings=HOT, seed=4, max_tokens=30).token_ids
+    assert load(folder).generate("a fox", settings=HOT, seed=4, max_tokens=30).token_ids == wanted
+
+
+@pytest.mark.parametrize("mtp", MTP_CHOICES)
+def test_mtp_setting_never_changes_the_text(engine, mtp):
+    wanted = engine.generate("a fox", settings=HOT, seed=9, max_tokens=30)
+    found = engine.generate("a fox", settings=HOT, seed=9, max_tokens=30, mtp=mtp)
+    assert found.token_ids == wanted.token_ids
+    assert found.report.mtp == "not used"
+
+
+def test_joined_deltas_equal_the_result(engine):
+    reply = engine.reply("a fox", settings=HOT, seed=2, max_tokens=60)
+    deltas = list(reply)
+    result = reply.result()
+    assert "".join(d.text for d in deltas if d.kind == "answer") == result.text
+    assert "".join(d.text for d in deltas if d.kind == "thinking") == result.thinking
+    assert reply.result() is result
+
+
+@pytest.mark.parametrize("limit", [1, 2, 17])
+def test_max_tokens_bounds_the_new_tokens(engine, limit):
+    result = engine.generate("x", settings=GREEDY, max_tokens=limit)
+    assert len(result.token_ids) == result.report.new_tokens <= limit
+
+
+def test_reasoning_that_runs_out_of_tokens_leaves_an_empty_answer_and_no_exception(engine):
+    result = engine.generate("a hard question", thinking=True, settings=GREEDY, max_tokens=8)
+    assert result.text == ""
+    assert result.report.stop_reason == "length"
+    # The same tokens, read as an answer: the reasoning was kept, not lost.
+    assert len(result.token_ids) == 8
+
+
+def test_small_budget_without_thinking_gives_an_answer(engine):
+    assert engine.generate("a hard question", settings=HOT, seed=1, max_tokens=8).text
+
+
+def test_stop_text_cuts_the_answer_and_is_reported(engine):
+    whole = engine.generate("a fox", settings=HOT, seed=3, max_tokens=60).text
+    stop = whole[20:23]
+    cut = engine.generate("a fox", settings=HOT, seed=3, max_tokens=60, stop=[stop])
+    assert cut.text == whole[: whole.index(stop)].rstrip()
+    assert cut.report.stop_reason == "stop text"
+    assert cut.report.new_tokens == len(cut.token_ids) < 60
+
+
+def test_interrupt_ends_the_reply_with_what_was_written(engine):
+    result = engine.generate(
+        "a fox", settings=HOT, max_tokens=60, on_step=lambda p: p.phase == "decode" and p.done >= 6
+    )
+    assert result.report.stop_reason == "interrupted" and len(result.token_ids) == 6
+
+
+def test_engine_is_usable_after_a_callback_raised(engine):
+    def on_step(progress):
+        raise KeyboardInterrupt
+
+    wanted = engine.generate("a fox", settings=HOT, max_tokens=20).token_ids
+    reply = engine.reply("a fox", settings=HOT, max_tokens=20, on_step=on_step)
+    with pytest.raises(KeyboardInterrupt):
+        list(reply)
+    with pytest.raises(KeyboardInterrupt):
+        reply.result()
+    assert engine.generate("a fox", settings=HOT, max_tokens=20).token_ids == wanted
+
+
+def test_report_has_every_number_and_is_json(engine):
+    report = engine.generate("a fox", settings=HOT, max_tokens=10).report
+    value = json.loads(json.dumps(report.to_dict()))
+    assert set(value) == {
+        "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds", "tokens_per_second", "verify_passes",
+        "accepted_per_pass", "acceptance", "shapes", "draft_ms", "verify_ms", "peak_memory_bytes", "stop_reason",
+        "mtp", "notes",
+    }  # fmt: skip
+    assert value["prompt_tokens"] == len(engine.template.prompt_ids("a fox"))
+    assert value["verify_passes"] == value["new_tokens"] - 1
+    assert value["prefill_seconds"] > 0 and value["decode_seconds"] > 0 and value["tokens_per_second"] > 0
+    assert dataclasses.is_dataclass(report)
+
+
+def test_penalties_break_a_repeating_reply(engine):
+    """Greedy decoding of a random model falls into a loop; a presence penalty forbids it."""
+    loop = engine.generate("a fox", settings=GREEDY, max_tokens=60)
+    settings = SamplingSettings(greedy=True, presence_penalty=5.0, repetition_penalty=5.0)
+    varied = engine.generate("a fox", settings=settings, max_tokens=60)
+    assert len(set(varied.token_ids)) / len(varied.token_ids) > len(set(loop.token_ids)) / len(loop.token_ids)
+
+
+def test_vocabulary_rows_beyond_the_tokenizer_are_never_drawn(engine):
+    result = engine.generate("a fox", settings=SamplingSettings(temperature=10.0, top_k=0, top_p=1.0), max_tokens=200)
+    assert max(result.token_ids) < engine.tokenizer.size < engine.config.vocab_size
+
+
+def test_prompt_longer_than_the_context_is_refused_with_both_numbers(engine):
+    with pytest.raises(FastQwenError, match="4096"):
+        engine.reply("x" * 5000)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_tokens": 0}, {"max_tokens": 1.5}, {"mtp": "7"}, {"stop": [""]}, {"seed": 1.5}, {"seed": None}],
+    ids=str,
+)
+def test_options_out_of_range_are_refused_in_one_sentence(engine, options):
+    with pytest.raises(FastQwenError) as caught:
+        engine.reply("x", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_changed_thread_count_is_said(engine):
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        notes = engine.generate("x", max_tokens=2).report.notes
+    finally:
+        torch.set_num_threads(before)
+    assert any("threads" in note for note in notes)
+
+
+def test_empty_prompt_gives_a_reply(engine):
+    assert engine.generate("", settings=HOT, max_tokens=5).report.prompt_tokens > 0
+
+
+def test_command_line_offers_the_engines_mtp_choices():
+    assert CLI_MTP_CHOICES == MTP_CHOICES

@@ -1,0 +1,123 @@
+"""The adapter to ComfyUI, against stand-ins for the few functions it calls, and the way from widgets to a request."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from fastqwen.engine import GREEDY, FastQwenError, Progress
+from fastqwen.nodes import host
+from fastqwen.nodes.request import request_from_inputs
+
+INPUTS = {
+    "prompt": "a (red:1.2) {x|y} // z",
+    "max_length": 12,
+    "sampling_mode": "on",
+    "temperature": 0.5,
+    "top_k": 3,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "seed": 2**64 - 1,
+}
+
+
+class Interrupted(BaseException):
+    """ComfyUI's interrupt is no Exception either."""
+
+
+@pytest.fixture
+def comfy(monkeypatch, tmp_path):
+    """Modules with ComfyUI's names; `bars` holds every progress bar's updates, `interrupt` asks to stop."""
+    state = SimpleNamespace(bars=[], interrupt=False, text_encoders=tmp_path / "comfy" / "text_encoders")
+
+    class ProgressBar:
+        def __init__(self, total):
+            self.updates = []
+            state.bars.append((total, self.updates))
+
+        def update_absolute(self, value, total=None):
+            self.updates.append((value, total))
+
+    def throw_exception_if_processing_interrupted():
+        if state.interrupt:
+            raise Interrupted
+
+    modules = {
+        "comfy": {"__path__": []},
+        "comfy.utils": {"ProgressBar": ProgressBar},
+        "comfy.model_management": {
+            "get_torch_device": lambda: "cpu",
+            "throw_exception_if_processing_interrupted": throw_exception_if_processing_interrupted,
+        },
+        "comfy.text_encoders": {"__path__": [str(state.text_encoders)]},
+    }
+    for name, attributes in modules.items():
+        module = ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+        parent, _, leaf = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], leaf, module)
+    return state
+
+
+def test_the_bar_fills_once_per_phase(comfy):
+    watch = host.StepWatch()
+    for phase, done, total in (("prefill", 5, 9), ("prefill", 9, 9), ("decode", 1, 4), ("decode", 3, 4)):
+        assert watch(Progress(phase, done, total)) is None
+    assert comfy.bars == [(9, [(5, 9), (9, 9)]), (4, [(1, 4), (3, 4)])]
+
+
+def test_every_step_asks_for_an_interrupt(comfy):
+    watch = host.StepWatch()
+    watch(Progress("decode", 1, 4))
+    comfy.interrupt = True
+    with pytest.raises(Interrupted):
+        watch(Progress("decode", 2, 4))
+
+
+def test_the_engine_is_loaded_on_comfyuis_device_with_its_tokenizer(comfy, monkeypatch):
+    calls = []
+    monkeypatch.setattr(host, "load", lambda path, **options: calls.append((path, options)))
+    host.load_engine("first")
+    folder = comfy.text_encoders / "qwen35_tokenizer"
+    folder.mkdir(parents=True)
+    host.load_engine("second")
+    assert calls == [
+        ("first", {"device": "cpu", "comfy_tokenizer_folder": None}),
+        ("second", {"device": "cpu", "comfy_tokenizer_folder": str(folder)}),
+    ]
+
+
+def test_widget_values_become_the_engines_arguments():
+    request = request_from_inputs(
+        INPUTS | {"presence_penalty": 0.3, "thinking": True, "use_default_template": False, "mtp": "3"}
+    )
+    assert (request.prompt, request.max_tokens, request.seed) == (INPUTS["prompt"], 12, 2**64 - 1)
+    assert (request.thinking, request.template, request.mtp, request.system) == (True, False, "3", None)
+    settings = request.settings
+    assert (settings.temperature, settings.top_k, settings.top_p, settings.min_p) == (0.5, 3, 0.9, 0.1)
+    assert (settings.repetition_penalty, settings.presence_penalty, settings.greedy) == (1.2, 0.3, False)
+
+
+def test_optional_inputs_may_be_missing():
+    request = request_from_inputs(INPUTS)
+    assert (request.thinking, request.template, request.mtp, request.system) == (False, True, "auto", None)
+    assert request.settings.presence_penalty == 0.0
+
+
+def test_sampling_off_is_greedy_and_ignores_the_settings():
+    assert request_from_inputs(INPUTS | {"sampling_mode": "off", "repetition_penalty": 0.0}).settings == GREEDY
+
+
+@pytest.mark.parametrize("text,system", [("Be brief.", "Be brief."), ("", None), (None, None)])
+def test_an_empty_system_prompt_is_none(text, system):
+    assert request_from_inputs(INPUTS | {"system_prompt": text}).system == system
+
+
+@pytest.mark.parametrize(
+    "name,value", [("repetition_penalty", 0.0), ("top_p", 0.0), ("mtp", "9"), ("sampling_mode", "maybe")]
+)
+def test_a_refused_value_is_named(name, value):
+    with pytest.raises(FastQwenError, match=name):
+        request_from_inputs(INPUTS | {name: value})
