@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tiny
@@ -75,7 +76,7 @@ def test_inspect_names_packed_formats(capsys, folder, tmp_path):
     tensors[layer + ".comfy_quant"] = torch.tensor(list(marker), dtype=torch.uint8)
     tensors[layer + ".weight"] = torch.zeros(96, 64, dtype=torch.int8)
     save_file(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(open(folder + "/config.json").read())
+    (tmp_path / "config.json").write_text(Path(folder, "config.json").read_text())
     code, out, _ = run(capsys, "inspect", tmp_path)
     assert code == 0 and "int8_tensorwise" in out
 

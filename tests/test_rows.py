@@ -14,10 +14,17 @@ PROMPT = 125  # so that the rows of a pass lie on both sides of a part boundary 
 VOCABULARY = 320
 
 
-@pytest.fixture(scope="module")
-def trunk(tmp_path_factory):
+WHERE = [
+    pytest.param(("cpu", torch.float32), id="cpu-fp32"),
+    pytest.param(("cuda", torch.bfloat16), id="cuda-bf16", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(scope="module", params=WHERE)
+def trunk(request, tmp_path_factory):
+    device, dtype = request.param
     folder = tiny.save_folder(tiny.oracle("gqa4"), tmp_path_factory.mktemp("rows"))
-    return load_model(Checkpoint.open(folder), torch.device("cpu"), torch.float32).trunk
+    return load_model(Checkpoint.open(folder), torch.device(device), dtype).trunk
 
 
 @pytest.fixture(autouse=True)
