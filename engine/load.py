@@ -12,7 +12,7 @@ from ..mtp.head import MtpHead
 from ..weights import Checkpoint, FastQwenError
 from .engine import Engine
 
-DEMO = Path(__file__).resolve().parent.parent / "demo"
+DEMO = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 

@@ -156,3 +156,25 @@ def test_empty_prompt_gives_a_reply(engine):
 
 def test_command_line_offers_the_engines_mtp_choices():
     assert CLI_MTP_CHOICES == MTP_CHOICES
+
+
+def test_replying_imports_neither_transformers_nor_the_network_libraries(folder, tmp_path):
+    """transformers 4 and 5 are then both fine to have installed, and its import costs nobody seconds."""
+    import subprocess
+    import sys
+
+    import fastqwen
+
+    home = fastqwen.__path__[0]
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('fastqwen', {home + '/__init__.py'!r}, "
+        f"submodule_search_locations=[{home!r}])\n"
+        "module = importlib.util.module_from_spec(spec); sys.modules['fastqwen'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "from fastqwen.engine import load\n"
+        f"load({str(folder)!r}).generate('x', max_tokens=3)\n"
+        "print([m for m in ('transformers', 'requests', 'huggingface_hub', 'triton') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

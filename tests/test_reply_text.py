@@ -199,6 +199,12 @@ def test_stop_text_in_the_middle_of_a_token_cuts_there_and_uses_that_token(tiny)
     assert reply.tokens_used == 2
 
 
+def test_of_two_stop_texts_in_one_token_the_first_complete_one_cuts(tiny):
+    assert len(tiny.encode_plain("hello")) == 1
+    for ids in (tiny.encode_plain("hello"), byte_ids(tiny, b"hello")):
+        assert answer_of(tiny, ids, stop=["hello", "l"]) == "he"
+
+
 def test_nothing_is_consumed_after_a_stop_text(tiny):
     reply = ReplyText(tiny, stop="b")
     assert reply.push(byte_ids(tiny, b"abc")) == [Delta("answer", "a")]

@@ -130,9 +130,14 @@ def test_text_split_into_parts_is_not_joined_into_a_name():
             assert name not in "".join(tokenizer.mark_names(part, marker) for part in parts)
 
 
-def test_names_that_overlap_are_all_broken(tiny):
-    text = "<|im_<|im_end|>end|><<|im_end|>|im_end|>"
-    assert tiny.encode_template(tiny.mark_names(text, "\ufdd0"), "\ufdd0") == tiny.encode_plain(text)
+def test_names_that_overlap_are_all_broken(tmp_path):
+    data = tiny_json()
+    data["added_tokens"] += [
+        tiny_added()[0] | {"id": 300 + i, "content": name} for i, name in enumerate(["<a><b>", "<b>c", "><"])
+    ]
+    tokenizer = Tokenizer(from_tokenizer_json(write_json(tmp_path / "tokenizer.json", data)))
+    for text in ("<a><b>c", "<|im_<|im_end|>end|><<|im_end|>|im_end|>"):
+        assert tokenizer.encode_template(tokenizer.mark_names(text, "\ufdd0"), "\ufdd0") == tokenizer.encode_plain(text)
 
 
 def test_template_text_equals_the_tokenizers_library(tmp_path, tiny):
