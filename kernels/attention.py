@@ -70,10 +70,8 @@ def prefill_rows(q: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
 
     q [heads, T, D]; keys, values [kv_heads, slots, D] as stored. Returns [heads, T, D] in q's dtype.
     """
-    rows, end = q.shape[1], start + q.shape[1]
+    end = start + q.shape[1]
     position = torch.arange(end, device=q.device)
-    seen = position[None, :] <= position[start:, None]  # [T, end]
-    group = q.shape[0] // keys.shape[0]
-    keys = keys[:, :end].to(q.dtype).repeat_interleave(group, 0)
-    values = values[:, :end].to(q.dtype).repeat_interleave(group, 0)
-    return F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=seen[None, None])[0][:, :rows]
+    seen = position <= position[start:, None]  # [T, end]
+    keys, values = keys[:, :end].to(q.dtype), values[:, :end].to(q.dtype)
+    return F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=seen, enable_gqa=True)[0]

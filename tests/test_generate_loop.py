@@ -14,7 +14,6 @@ from fastqwen.mtp.drafts import NoDrafts
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
 from fastqwen.weights import Checkpoint, FastQwenError
 
-CPU = torch.device("cpu")
 PROMPT = list(range(40, 90))
 TOKENS = 48
 EVERYTHING = SamplingSettings(
@@ -22,10 +21,11 @@ EVERYTHING = SamplingSettings(
 )
 
 
-@pytest.fixture(scope="module")
-def trunk(tmp_path_factory):
+@pytest.fixture(scope="module", params=tiny.WHERE)
+def trunk(request, tmp_path_factory):
+    device, dtype = request.param
     folder = tiny.save_folder(tiny.oracle("gqa4"), tmp_path_factory.mktemp("loop"))
-    return load_model(Checkpoint.open(folder), CPU, torch.float32).trunk
+    return load_model(Checkpoint.open(folder), torch.device(device), dtype).trunk
 
 
 class ScriptedDrafts:
@@ -55,7 +55,7 @@ class ScriptedDrafts:
 
 
 def run(trunk, drafter, settings, *, seed=1, max_tokens=TOKENS, stop_ids=(), on_step=lambda p: None, capacity=256):
-    session, meter = Session(trunk, capacity), Meter(CPU)
+    session, meter = Session(trunk, capacity), Meter(trunk.device)
     passes = generate(
         session, PROMPT, drafter, Sampler(settings, seed, 320),
         stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter,
@@ -142,7 +142,7 @@ def test_callback_that_says_stop_ends_decoding_within_one_step(trunk):
 
 
 def test_callback_that_says_stop_ends_prefill_between_chunks(trunk):
-    session, meter, seen = Session(trunk, 4 * PREFILL_CHUNK), Meter(CPU), []
+    session, meter, seen = Session(trunk, 4 * PREFILL_CHUNK), Meter(trunk.device), []
 
     def on_step(progress):
         seen.append(progress.done)
@@ -165,7 +165,7 @@ def test_exception_of_a_callback_passes_through_and_leaves_the_session_whole(tru
         if progress.phase == "decode" and progress.done == 3:
             raise Stop
 
-    session, meter = Session(trunk, 256), Meter(CPU)
+    session, meter = Session(trunk, 256), Meter(trunk.device)
     passes = generate(
         session, PROMPT, NoDrafts(), Sampler(GREEDY, 0, 320),
         stop_ids=(), max_tokens=9, on_step=on_step, meter=meter,

@@ -56,7 +56,8 @@ def rule_inputs(tokens, gate, dtype=torch.float64):
     heads, dk, dv = 3, 16, 24
     unit = lambda x: x / x.norm(dim=-1, keepdim=True)  # noqa: E731
     state = randn(heads, dk, dv, seed=0)
-    q, k, v = unit(randn(tokens, heads, dk, seed=1)), unit(randn(tokens, heads, dk, seed=2)), randn(tokens, heads, dv, seed=3)
+    q, k = unit(randn(tokens, heads, dk, seed=1)), unit(randn(tokens, heads, dk, seed=2))
+    v = randn(tokens, heads, dv, seed=3)
     g = -torch.rand(tokens, heads, generator=torch.Generator().manual_seed(4)) * gate
     beta = torch.rand(tokens, heads, generator=torch.Generator().manual_seed(5))
     return [tensor.to(dtype) for tensor in (state, q, k, v, g, beta)]

@@ -14,13 +14,7 @@ PROMPT = 125  # so that the rows of a pass lie on both sides of a part boundary 
 VOCABULARY = 320
 
 
-WHERE = [
-    pytest.param(("cpu", torch.float32), id="cpu-fp32"),
-    pytest.param(("cuda", torch.bfloat16), id="cuda-bf16", marks=pytest.mark.gpu),
-]
-
-
-@pytest.fixture(scope="module", params=WHERE)
+@pytest.fixture(scope="module", params=tiny.WHERE)
 def trunk(request, tmp_path_factory):
     device, dtype = request.param
     folder = tiny.save_folder(tiny.oracle("gqa4"), tmp_path_factory.mktemp("rows"))

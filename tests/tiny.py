@@ -2,8 +2,15 @@
 
 import json
 
+import pytest
 import torch
 from safetensors.torch import save_file
+
+# Where a test of the row contract runs: always on the CPU, and on a GPU if there is one.
+WHERE = [
+    pytest.param(("cpu", torch.float32), id="cpu-fp32"),
+    pytest.param(("cuda", torch.bfloat16), id="cuda-bf16", marks=pytest.mark.gpu),
+]
 
 SHAPES = {
     # name: (layers, q heads, kv heads, key heads, value heads, tied)

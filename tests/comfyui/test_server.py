@@ -132,7 +132,7 @@ def test_another_loaders_clip_is_named(server):
     nodes = workflow()
     nodes["1"] = {"class_type": "ForeignClipForTest", "inputs": {}}
     message = error_of(server.run(nodes))
-    assert "comfy.sd.CLIP" in message and "Load FastQwen" in message
+    assert "comfy.sd.CLIP (Identity)" in message and "Load FastQwen" in message
 
 
 def test_our_clip_in_a_text_encode_node_is_a_clear_error(server):

@@ -1,5 +1,7 @@
-"""A node pack for the test only: puts ComfyUI's own, empty CLIP object on the wire."""
+"""A node pack for the test only: puts an empty object of ComfyUI's own CLIP class on the wire."""
 
+import torch
+from comfy.model_patcher import ModelPatcher
 from comfy.sd import CLIP
 
 
@@ -17,7 +19,11 @@ class ForeignClip:
 
     def make(self):
         """A CLIP without weights."""
-        return (CLIP(no_init=True),)
+        clip = CLIP(no_init=True)
+        clip.cond_stage_model = torch.nn.Identity()
+        cpu = torch.device("cpu")
+        clip.patcher = ModelPatcher(clip.cond_stage_model, cpu, cpu)  # newer caches ask it how much memory it holds
+        return (clip,)
 
 
 NODE_CLASS_MAPPINGS = {"ForeignClipForTest": ForeignClip}
