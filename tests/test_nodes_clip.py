@@ -137,7 +137,9 @@ def test_a_foreign_clip_is_named_in_one_sentence():
         pass
 
     foreign = SimpleNamespace(cond_stage_model=Encoder())
-    with pytest.raises(FastQwenError, match=r"^The clip input is a types.SimpleNamespace \(.*Encoder\), not a FastQwen"):
+    with pytest.raises(
+        FastQwenError, match=r"^The clip input is a types.SimpleNamespace \(.*Encoder\), not a FastQwen"
+    ):
         require_fastqwen(foreign)
     with pytest.raises(FastQwenError, match="^The clip input is empty, not a FastQwen model"):
         require_fastqwen(None)

@@ -62,23 +62,38 @@ def comfy(monkeypatch, tmp_path):
 
 
 def test_the_bar_fills_once_per_phase(comfy):
-    watch = host.StepWatch()
+    watch = host.Watch()
     for phase, done, total in (("prefill", 5, 9), ("prefill", 9, 9), ("decode", 1, 4), ("decode", 3, 4)):
-        assert watch(Progress(phase, done, total)) is None
+        assert watch.on_step(Progress(phase, done, total)) is None
     assert comfy.bars == [(9, [(5, 9), (9, 9)]), (4, [(1, 4), (3, 4)])]
 
 
 def test_every_step_asks_for_an_interrupt(comfy):
-    watch = host.StepWatch()
-    watch(Progress("decode", 1, 4))
+    watch = host.Watch()
+    watch.on_step(Progress("decode", 1, 4))
     comfy.interrupt = True
     with pytest.raises(Interrupted):
-        watch(Progress("decode", 2, 4))
+        watch.on_step(Progress("decode", 2, 4))
+
+
+def test_loading_moves_the_bar_and_can_be_interrupted(comfy):
+    watch = host.Watch()
+    watch(10, 100)
+    watch(100, 100)
+    assert comfy.bars == [(100, [(10, 100), (100, 100)])]
+    comfy.interrupt = True
+    with pytest.raises(Interrupted):
+        watch(100, 100)
 
 
 def test_the_engine_is_loaded_on_comfyuis_device_with_its_tokenizer(comfy, monkeypatch):
     calls = []
-    monkeypatch.setattr(host, "load", lambda path, **options: calls.append((path, options)))
+
+    def load(path, on_load, **options):
+        on_load(1, 1)
+        calls.append((path, options))
+
+    monkeypatch.setattr(host, "load", load)
     host.load_engine("first")
     folder = comfy.text_encoders / "qwen35_tokenizer"
     folder.mkdir(parents=True)

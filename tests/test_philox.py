@@ -141,12 +141,15 @@ def test_wrong_dtypes_and_indices_are_refused():
             gumbel_noise(0, index, torch.arange(4))
 
 
+GPU = torch.device("cuda")
+
+
 @pytest.mark.gpu
 def test_the_gpu_gives_the_words_of_the_cpu():
     ids = torch.arange(10_000)
     for on_cpu, on_gpu in zip(
-        philox_words((ids, 5, 6, 0), (7, 8)), philox_words((ids.to("cuda"), 5, 6, 0), (7, 8)), strict=True
+        philox_words((ids, 5, 6, 0), (7, 8)), philox_words((ids.to(GPU), 5, 6, 0), (7, 8)), strict=True
     ):
         assert torch.equal(on_cpu, on_gpu.cpu())
     noise = gumbel_noise(3, 4, ids)
-    torch.testing.assert_close(gumbel_noise(3, 4, ids.to("cuda")).cpu(), noise, rtol=2.0**-23, atol=0)
+    torch.testing.assert_close(gumbel_noise(3, 4, ids.to(GPU)).cpu(), noise, rtol=2.0**-23, atol=0)

@@ -186,15 +186,18 @@ def test_random_cases_agree_with_the_slow_implementation(case):
         assert sampler.draw(logits, torch.tensor(history, dtype=torch.int64), index) == best
 
 
+GPU = torch.device("cuda")
+
+
 @pytest.mark.gpu
 def test_a_gpu_row_gives_the_survivors_and_the_token_of_a_cpu_row():
     logits = 3 * torch.randn(5000, generator=torch.Generator().manual_seed(10))
     history = torch.arange(0, 5000, 7)
     for chosen in (GREEDY, SamplingSettings(), settings(top_p=0.9), settings(min_p=0.02, repetition_penalty=1.3)):
         ids, scores = process(logits, history, chosen, 4990)
-        gpu_ids, gpu_scores = process(logits.to("cuda"), history, chosen, 4990)
+        gpu_ids, gpu_scores = process(logits.to(GPU), history, chosen, 4990)
         assert torch.equal(gpu_ids.cpu(), ids) and torch.equal(gpu_scores.cpu(), scores)
         sampler = Sampler(chosen, 3, 4990)
-        assert [sampler.draw(logits.to("cuda"), history, index) for index in range(20)] == [
+        assert [sampler.draw(logits.to(GPU), history, index) for index in range(20)] == [
             sampler.draw(logits, history, index) for index in range(20)
         ]

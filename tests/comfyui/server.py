@@ -76,7 +76,8 @@ class Server:
         empty = self.base / "no_front_end"
         empty.mkdir(exist_ok=True)
         environment = dict(os.environ, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
-        environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "stubs"), os.environ.get("PYTHONPATH", "")])
+        inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "stubs"), *inherited])
         flags = ["--cpu", "--listen", "127.0.0.1", "--port", self.address.split(":")[1]]
         flags += ["--base-directory", str(self.base), "--front-end-root", str(empty)]
         flags += ["--disable-auto-launch", "--disable-api-nodes", "--database-url", "sqlite:///:memory:"]

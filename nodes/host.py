@@ -1,0 +1,87 @@
+"""The adapter to a running ComfyUI: its device, model folders, bundled tokenizer, progress bar and interrupt.
+
+The only file that uses `comfy` and `folder_paths`; both exist only inside ComfyUI, so they are imported where used.
+"""
+
+import os
+
+from ..engine import load
+from . import folders
+from .clip import FastQwenClip, shared_engine
+
+
+def register_folders():
+    """Adds `models/LLM` to ComfyUI's model folders."""
+    import folder_paths
+
+    folders.register(folder_paths)
+
+
+def model_names():
+    """The loader's choices."""
+    import folder_paths
+
+    return folders.model_names(folder_paths)
+
+
+def resolve(name):
+    """The path of a choice. Raises FastQwenError for a name that is no choice."""
+    import folder_paths
+
+    return folders.resolve(name, folder_paths)
+
+
+def open_clip(name):
+    """The handle of a choice, with its engine loaded. Raises FastQwenError for a bad name or checkpoint."""
+    clip = FastQwenClip(name, shared_engine(resolve(name), load_engine))
+    clip.load()
+    return clip
+
+
+def load_engine(path):
+    """Loads a checkpoint onto the device that ComfyUI computes on."""
+    import comfy.model_management
+
+    device = str(comfy.model_management.get_torch_device())
+    return load(path, device=device, comfy_tokenizer_folder=bundled_tokenizer_folder(), on_load=Watch())
+
+
+def bundled_tokenizer_folder():
+    """The folder of the Qwen3.5 tokenizer that ComfyUI ships since March 2026, or None before that."""
+    import comfy.text_encoders
+
+    for root in comfy.text_encoders.__path__:
+        folder = os.path.join(root, "qwen35_tokenizer")
+        if os.path.isdir(folder):
+            return folder
+    return None
+
+
+class Watch:
+    """Moves ComfyUI's progress bar and lets its interrupt through, at every tensor loaded and every step of a reply.
+
+    Both calls raise ComfyUI's InterruptProcessingException (a BaseException) when the user stopped the run.
+    """
+
+    def __init__(self):
+        self._phase = None
+        self._bar = None
+
+    def __call__(self, done, total):
+        """The engine's `on_load`."""
+        self._show("load", done, total)
+
+    def on_step(self, progress):
+        """The engine's `on_step`. The bar fills once while reading the prompt and once while writing."""
+        self._show(progress.phase, progress.done, progress.total)
+
+    def _show(self, phase, done, total):
+        import comfy.model_management
+        import comfy.utils
+
+        # Asked directly: the bar asks too, but since January 2026 only when it redraws.
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        if phase != self._phase:
+            self._phase = phase
+            self._bar = comfy.utils.ProgressBar(total)
+        self._bar.update_absolute(done, total)
