@@ -1,0 +1,85 @@
+"""Fills README.md's measured part from metrics.json, with no hand edits.
+
+    python demo/scripts/write_readme.py METRICS_JSON SOURCES_JSON
+
+Replaces everything below the line "<!-- measured -->" in demo/README.md.
+"""
+
+import json
+import pathlib
+import sys
+
+MARK = "<!-- measured -->"
+
+
+def training_lines(facts: dict) -> list[str]:
+    """What the run was."""
+    million = facts["tokens"] / 1e6
+    return [
+        "## The run",
+        "",
+        f"{facts['steps']:,} steps of {facts['batch_rows']} x {facts['row_ids']} ids in {facts['seconds']:.0f} s on "
+        f"one {facts['device']} (torch {facts['torch']}, transformers {facts['transformers']}): "
+        f"{million:.0f} M tokens seen, "
+        f"{facts['unique_tokens'] / 1e6:.0f} M written by the grammars and cut from prose, "
+        f"{facts['tokens_per_second'] / 1e3:.0f} k tokens/s. File: {facts['file_bytes'] / 2**20:.1f} MiB.",
+        "",
+    ]
+
+
+def measured_lines(data: dict) -> list[str]:
+    """Losses, acceptance and endings."""
+    levels = ", ".join(f"{rate:.0%}" for rate in data["mtp_acceptance_by_level"])
+    return [
+        "## Measured on the stored (bfloat16) weights",
+        "",
+        "| what | value |",
+        "| --- | --- |",
+        f"| loss on prose of packages held out whole (nats per token) | {data['heldout_prose_loss']} |",
+        f"| the same, bits per byte | {data['heldout_prose_bits_per_byte']} |",
+        f"| loss on answers of unseen grammar samples (nats per token) | {data['heldout_answer_loss']} |",
+        f"| the same, most likely token right | {data['heldout_answer_accuracy']:.1%} |",
+        f"| MTP levels 1 to 4 accepted, each given the ones before (greedy, 64 held-out requests) | {levels} |",
+        f"| tokens per pass if four are always drafted | {data['mtp_tokens_per_pass_if_4_drafted']} |",
+        f"| greedy answers that ended by themselves within 256 tokens | {data['greedy_ended_by_itself']:.0%} |",
+        "",
+    ]
+
+
+def sample_lines(samples: list[dict]) -> list[str]:
+    """All samples as they came, none left out."""
+    lines = ["## Samples, unedited (temperature 0.7, top-k 20, top-p 0.8, one seed, none left out)", ""]
+    for sample in samples:
+        system = f" (system: {sample['system']})" if sample["system"] else ""
+        thinking = ", thinking on" if sample["thinking"] else ""
+        ended = "" if sample["ended"] else " (stopped at the limit)"
+        lines += [f"**{sample['user']}**{system}{thinking}{ended}", "", "~~~text", sample["text"].strip(), "~~~", ""]
+    return lines
+
+
+def source_lines(sources: list[dict]) -> list[str]:
+    """The table of text sources."""
+    lines = [
+        "## Plain text: packages, versions, licences",
+        "",
+        "| package | version | licence stated | characters | used for |",
+    ]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for source in sources:
+        use = "evaluation only" if source["held_out"] else "training"
+        row = (source["package"], source["version"], source["licence"], f"{source['characters']:,}", use)
+        lines.append("| " + " | ".join(row) + " |")
+    return lines
+
+
+def main() -> None:
+    metrics, sources = (json.loads(pathlib.Path(p).read_text("utf-8")) for p in sys.argv[1:3])
+    path = pathlib.Path(__file__).parents[1] / "README.md"
+    head = path.read_text("utf-8").split(MARK)[0]
+    lines = [MARK, "", *training_lines(metrics["training"]), *measured_lines(metrics)]
+    lines += [*sample_lines(metrics["samples"]), *source_lines(sources)]
+    path.write_text(head + "\n".join(lines) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
