@@ -79,7 +79,7 @@ def test_installed_wheel_and_clone_under_another_name_work_in_one_process(instal
     code = f"""
 import importlib.util, sys
 import fastqwen.engine
-name, home = "my fast-qwen 2.0", {str(ROOT)!r}
+name, home = "my fast-qwen 2_x_0", {str(ROOT)!r}
 spec = importlib.util.spec_from_file_location(name, home + "/__init__.py", submodule_search_locations=[home])
 module = importlib.util.module_from_spec(spec); sys.modules[name] = module; spec.loader.exec_module(module)
 clone = importlib.import_module(name + ".engine")

@@ -31,7 +31,7 @@ def measured_lines(data: dict) -> list[str]:
     """Losses, acceptance and endings."""
     levels = ", ".join(f"{rate:.0%}" for rate in data["mtp_acceptance_by_level"])
     return [
-        "## Measured on the stored (bfloat16) weights",
+        "## Measured on the stored (bfloat16) weights: demo model, synthetic text",
         "",
         "| what | value |",
         "| --- | --- |",
