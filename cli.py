@@ -7,9 +7,7 @@ import platform
 import sys
 
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
-NO_TORCH = (
-    "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
-)
+NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
 
 
 def main(argv=None) -> int:
@@ -236,6 +234,7 @@ def _doctor(arguments) -> int:
     packages = ("torch", "triton", "tokenizers", "safetensors", "numpy", "jinja2", "pillow", "tqdm", "transformers")
     versions = {"fastqwen": _version("fastqwen"), "python": platform.python_version()}
     versions |= {name: _version(name) for name in packages}
+    versions["torch"] = torch.__version__  # names the build (+cpu, +cu130), which the package's metadata may not
     devices = [{"name": "cpu", "detail": f"{platform.machine()}, {torch.get_num_threads()} threads"}]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)

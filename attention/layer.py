@@ -1,7 +1,7 @@
 """The gated attention mixer: one layer in four.
 
-    query, gate = W_q h (per head [query | gate]);  k = W_k h;  v = W_v h
-    query, k <- rms_norm over the head, then rotary;  o = softmax attention;  out = W_o (o * sigmoid(gate))
+query, gate = W_q h (per head [query | gate]);  k = W_k h;  v = W_v h
+query, k <- rms_norm over the head, then rotary;  o = softmax attention;  out = W_o (o * sigmoid(gate))
 """
 
 from collections.abc import Sequence

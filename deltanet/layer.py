@@ -1,8 +1,8 @@
 """The gated DeltaNet mixer: three layers in four.
 
-    q | k | v = silu(conv(W_qkv h));  z = W_z h;  beta = sigmoid(W_b h);  g = -exp(A_log) softplus(W_a h + dt_bias)
-    q, k <- x / sqrt(sum x^2 + 1e-6) over the head, q also * dk^-1/2;  value head h uses key head h // (Hv / Hk)
-    o = gated delta rule (kernels/delta_rule.py);  out = W_out gated_rms_norm(o, z)
+q | k | v = silu(conv(W_qkv h));  z = W_z h;  beta = sigmoid(W_b h);  g = -exp(A_log) softplus(W_a h + dt_bias)
+q, k <- x / sqrt(sum x^2 + 1e-6) over the head, q also * dk^-1/2;  value head h uses key head h // (Hv / Hk)
+o = gated delta rule (kernels/delta_rule.py);  out = W_out gated_rms_norm(o, z)
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Loading, sampling, the generate loop and what it reports.
 
-    from fastqwen.engine import load
-    for delta in load("demo").reply("a fox in the snow"):
-        print(delta.text, end="", flush=True)
+from fastqwen.engine import load
+for delta in load("demo").reply("a fox in the snow"):
+    print(delta.text, end="", flush=True)
 """
 
 from ..weights import FastQwenError

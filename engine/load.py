@@ -17,7 +17,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def resolve_path(path) -> Path:
-    """"demo" is the checkpoint that comes with the package; anything else is a path."""
+    """ "demo" is the checkpoint that comes with the package; anything else is a path."""
     return DEMO if str(path) == "demo" else Path(path).expanduser()
 
 

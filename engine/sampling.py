@@ -21,9 +21,7 @@ from ..weights.errors import FastQwenError
 _MASS_SCALE = 2.0**40
 
 
-def _require_number(
-    name: str, value: object, low: float, high: float, hint: str, *, open_below: bool = False
-) -> None:
+def _require_number(name: str, value: object, low: float, high: float, hint: str, *, open_below: bool = False) -> None:
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not low <= value <= high or (open_below and value == low):
         lower = f"above {low}" if open_below else f"at least {low}"

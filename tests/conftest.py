@@ -30,7 +30,8 @@ def pytest_addoption(parser):
         "--comfyui",
         default=None,
         metavar="PATH|wheel",
-        help="run the ComfyUI server tests against the checkout at PATH, or against the copy in a pinned wheel",
+        help="run the ComfyUI server tests against the checkout at PATH (written --comfyui=PATH: after a space pytest "
+        "would collect that checkout's own tests), or against the copy in a pinned wheel",
     )
 
 

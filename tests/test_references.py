@@ -131,9 +131,7 @@ def test_decode_attention_does_not_see_slots_past_its_position():
 def test_decode_attention_does_not_depend_on_where_its_own_key_lies():
     q, keys, values = randn(4, 16), randn(2, 256, 16, seed=1), randn(2, 256, 16, seed=2)
     keys[:, 107], values[:, 107] = keys[:, 100], values[:, 100]
-    assert torch.equal(
-        attention.decode_row(q, keys, values, 100, 100), attention.decode_row(q, keys, values, 100, 107)
-    )
+    assert torch.equal(attention.decode_row(q, keys, values, 100, 100), attention.decode_row(q, keys, values, 100, 107))
 
 
 @pytest.mark.parametrize("start", [0, 5, 130])

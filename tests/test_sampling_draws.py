@@ -192,7 +192,7 @@ GPU = torch.device("cuda")
 @pytest.mark.gpu
 def test_a_gpu_row_gives_the_survivors_and_the_token_of_a_cpu_row():
     logits = 3 * torch.randn(5000, generator=torch.Generator().manual_seed(10))
-    history = torch.arange(0, 5000, 7)
+    history = torch.arange(0, 4990, 7)
     for chosen in (GREEDY, SamplingSettings(), settings(top_p=0.9), settings(min_p=0.02, repetition_penalty=1.3)):
         ids, scores = process(logits, history, chosen, 4990)
         gpu_ids, gpu_scores = process(logits.to(GPU), history, chosen, 4990)
