@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
+if not torch.cuda.is_available():
+    # Read when triton is first imported: without a GPU kernels run in its interpreter, their portable form.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def _import_by_path(name, root):
@@ -40,19 +44,11 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "slow" in item.keywords and not wants_slow:
             item.add_marker(pytest.mark.skip(reason="slow; run with -m slow"))
-        if "gpu" in item.keywords and not _gpu_present():
+        if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
-
-
-def _gpu_present():
-    import torch
-
-    return torch.cuda.is_available()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     """Small tensors on few cores are far faster on one thread."""
-    import torch
-
     torch.set_num_threads(1)

@@ -1,0 +1,1 @@
+"""What is measured, and how; results with device, versions and commit are under results/."""

@@ -1,0 +1,95 @@
+"""Times packed_linear over its launch configurations on real shapes, correctness first; finds the launch table's rows.
+
+    python -m fastqwen.benchmarks.linear_sweep [--bits 4 6 8]
+"""
+
+import argparse
+import json
+
+import torch
+
+from ..kernels import packed
+from ..kernels.packed import Layout
+from ..kernels.packed_linear import PackedWeight, magnitude_table, packed_linear, reference, scale_window
+from .timing import graph_microseconds, read_ceiling
+
+SHAPES = [
+    (12288, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (5120, 5120), (10240, 5120), (5120, 6144),
+    (34816, 5120), (5120, 17408), (248320, 4096),
+]  # fmt: skip
+CODEBOOK = torch.linspace(-0.98, 0.98, 16)
+MAX_COPY_BYTES = 300e6  # weights are rotated through more memory than the L2
+
+
+def random_weight(layout: Layout, device: torch.device) -> PackedWeight:
+    """Random records; only their statistics matter here."""
+    storage = torch.randint(0, 256, (layout.bytes,), dtype=torch.uint8, device=device)
+    records = storage.view(-1, layout.slab_bytes // (layout.columns // layout.record_columns))
+    if layout.bits != 8:
+        low, high = (0x58, 0x70) if layout.bits == 4 else (0x37, 0x4A)
+        tail = layout.record_columns
+        records[:, -tail:] = torch.randint(low, high, records[:, -tail:].shape, dtype=torch.uint8, device=device)
+    table = magnitude_table(packed.level_table(CODEBOOK, 4)) if layout.bits == 4 else torch.empty(0, dtype=torch.int32)
+    channel_scale = torch.rand(layout.rows, device=device) * 1e-3
+    return PackedWeight(storage, layout, channel_scale, table.to(device), 0x51 if layout.bits == 4 else -1)
+
+
+def check(weight: PackedWeight, config, device: torch.device, dependent: bool) -> bool:
+    """Exact against the integer reference on the first slabs."""
+    layout = weight.layout
+    x8 = torch.randint(-127, 128, (8, layout.columns), dtype=torch.int8, device=device)
+    x_scale = torch.rand(8, device=device) * 1e-2
+    out = torch.full((8, layout.rows), float("nan"), device=device)
+    packed_linear(x8.view(8, -1, 64).transpose(0, 1).contiguous(), x_scale, weight, out=out, config=config,
+                  dependent=dependent)  # fmt: skip
+    slabs = min(4, layout.rows // 16)
+    codes, scales = packed.read_rows(weight.storage, layout, 0, slabs)
+    levels = packed.level_table(CODEBOOK, 4 if layout.bits == 8 else layout.bits).to(device)
+    grid = packed.grid_of(codes, scales, layout, levels)
+    rows = slabs * 16
+    wanted = reference(x8, x_scale, grid, weight.channel_scale[:rows])
+    return bool(torch.equal(out[:, :rows], wanted)) and bool(torch.isfinite(out).all())
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bits", type=int, nargs="+", default=[4, 6, 8])
+    arguments = parser.parse_args()
+    device = torch.device("cuda")
+    ceiling = read_ceiling(device)
+    print(json.dumps({"what": "read_ceiling", "GBps": round(ceiling)}), flush=True)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    for bits in arguments.bits:
+        for rows, columns in SHAPES:
+            layout = Layout(bits, rows, columns)
+            copies = max(2, min(24, int(MAX_COPY_BYTES // layout.bytes)))
+            weights = [random_weight(layout, device) for _ in range(copies)]
+            x8 = torch.randint(-127, 128, (columns // 64, 8, 64), dtype=torch.int8, device=device)
+            x_scale = torch.rand(8, device=device)
+            out = torch.empty(8, rows, dtype=torch.bfloat16, device=device)
+            found = []
+            for warps in (2, 4, 8, 16):
+                for per_unit in (1, 2, 3, 4, 5, 6, 8):
+                    if not 8 <= warps * per_unit <= 32:
+                        continue
+                    config = (warps, per_unit * multiprocessors)
+                    if not check(weights[0], config, device, True):
+                        print(json.dumps({"WRONG": [bits, rows, columns, config]}), flush=True)
+                        continue
+                    calls = [
+                        lambda w=w, c=config: packed_linear(x8, x_scale, w, out=out, config=c, dependent=True)
+                        for w in weights
+                    ]
+                    found.append((graph_microseconds(calls, 8), warps, per_unit))
+            found.sort()
+            best = found[0]
+            row = {
+                "bits": bits, "n": rows, "k": columns, "us": round(best[0], 2), "warps": best[1], "blocks": best[2],
+                "GBps": round(layout.bytes / best[0] / 1e3), "next": [[round(t, 2), w, b] for t, w, b in found[1:4]],
+            }  # fmt: skip
+            print(json.dumps(row), flush=True)
+            del weights
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Linear layers over packed int8-grid weights, for the eight rows of a decode pass.
+
+    acc = x8 @ grid^T                                   int32, exact in any order
+    y   = (float(acc) * channel_scale) * x_scale        each product rounded in float32
+    y   = y + residual in float32, if there is one;  one rounding to the output's dtype
+
+x8 and x_scale come from kernels/prepare.py in its order [K / 64][8 rows][64 bytes]; weights are records of
+kernels/packed.py. Because the sum is exact, a row's bits depend on that row alone, whatever the number of rows, the
+split of K over warps, or the form of the kernel below.
+
+The kernel is persistent: a block of WARPS warps walks every GRID-th slab of 16 rows. Warp w owns a contiguous range of
+the slab's records and has its next record in flight while it works on the current one, across slabs too. The weights
+are the 16-row operand of the matrix unit and the eight activations its 8-column operand.
+
+On NVIDIA a 4-bit group is decoded by byte permutes: its 16 levels are 16 bytes of magnitudes, the negative ones first.
+`prmt` returns the sign bit of the byte it selects (0 for a magnitude) where a selector's top bit is set, so one permute
+of the low half with the codes and one of the high half with codes ^ 8 each decode four weights and leave zeros for the
+other half: W x = P x - N x. The levels of 32 neighbouring scale bytes sit in registers, one scale a lane, and are read
+by shuffles; a matrix whose scales spread wider reads them from memory. 6 bits: (code - 32) * scale is exact in fp16 and
+adding 1536 rounds it half to even at its integers. The portable form looks levels up or computes them, and uses tl.dot.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .packed import CLAMP, Layout
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # the reference needs no Triton
+    triton = None
+
+WINDOW = 32  # scale bytes whose levels are kept in registers
+
+
+def reference(x8: Tensor, x_scale: Tensor, grid: Tensor, channel_scale: Tensor, residual: Tensor | None = None):
+    """x8 int8 [R, K], x_scale float32 [R], grid int8 [N, K], channel_scale float32 [N] -> float32 [R, N].
+
+    residual [R, N] is added in float32. float64 holds the integer sums exactly: K * 127^2 < 2^53.
+    """
+    acc = (x8.double() @ grid.double().T).float()  # int32 -> float32 rounds once, and so does this
+    y = acc * channel_scale * x_scale[:, None]
+    return y if residual is None else y + residual.float()
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A matrix as the kernel reads it, on its device.
+
+    storage        uint8 [layout.bytes], records
+    channel_scale  float32 [N]
+    table          4 bits: int32 [256, 4], a scale byte's magnitudes (negative levels, then the others); else empty
+    window         4 bits: the first scale byte of the 32 that all groups use, or -1 if they spread wider
+    """
+
+    storage: Tensor
+    layout: Layout
+    channel_scale: Tensor
+    table: Tensor
+    window: int
+
+
+def magnitude_table(levels: Tensor) -> Tensor:
+    """int8 [256, 16], codes 0-7 at most zero and 8-15 at least zero, -> int32 [256, 4] of magnitudes.
+
+    Rows of scale bytes with a sign (128 and up) are left zero: such a matrix does not come here. Raises ValueError
+    for levels that do not split so: the caller relabels codes first.
+    """
+    levels = torch.cat([levels[:128], torch.zeros_like(levels[128:])])
+    low, high = levels[:, :8], levels[:, 8:]
+    if bool((low > 0).any()) or bool((high < 0).any()):
+        raise ValueError("codes 0-7 must be at most zero and codes 8-15 at least zero")
+    return torch.cat([-low, high], 1).contiguous().view(torch.int32)
+
+
+def scale_window(scales: Tensor) -> int:
+    """The first of WINDOW neighbouring bytes that hold all of `scales` (uint8), or -1."""
+    first, last = int(scales.min()), int(scales.max())
+    return min(first, 128 - WINDOW) if last - first < WINDOW else -1
+
+
+if triton is not None:
+    from ._packed_kernels import packed_linear_kernel, portable_packed_linear_kernel
+
+    def packed_linear(
+        x8: Tensor,
+        x_scale: Tensor,
+        weight: PackedWeight,
+        *,
+        residual: Tensor | None = None,
+        out: Tensor,
+        config: tuple[int, int],
+        portable: bool = False,
+        dependent: bool = False,
+    ) -> Tensor:
+        """Eight rows times a packed matrix.
+
+        x8         int8 [K / 64, 8, 64] contiguous, x_scale float32 [8] (kernels/prepare.py)
+        residual   [8, N] contiguous in out's dtype, added before the one rounding; may be `out` itself
+        out        [8, N] contiguous, bf16 or fp32
+        config     (warps along K, most blocks): changes the time, never the bits
+        portable   the form for every backend; the other one is for NVIDIA
+        dependent  launched as a programmatic dependent of the kernel before it
+        """
+        layout = weight.layout
+        _check(x8, x_scale, weight, residual, out)
+        warps, blocks = config
+        slabs = layout.rows // 16
+        grid = (min(blocks, slabs),)
+        has_residual = residual is not None
+        arguments = (x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table)
+        arguments += (weight.channel_scale, residual if has_residual else out, out, slabs, layout.columns)
+        # Products must not be contracted with the residual's addition: each is rounded by contract.
+        options = {"enable_fp_fusion": False}
+        if portable:
+            arguments = (x8, x_scale, weight.storage, weight.table.view(torch.uint8), *arguments[4:])
+            portable_packed_linear_kernel[(slabs,)](
+                *arguments, BITS=layout.bits, C=layout.record_columns, RESIDUAL=has_residual, num_warps=4, **options
+            )
+            return out
+        if dependent:
+            options["launch_pdl"] = True
+        packed_linear_kernel[grid](
+            *arguments, grid[0], max(weight.window, 0),
+            BITS=layout.bits, J=layout.record_columns // 64, WARPS=warps, WINDOW=weight.window >= 0,
+            RESIDUAL=has_residual, DEPENDENT=dependent, num_warps=warps, **options,
+        )  # fmt: skip
+        return out
+
+
+def _check(x8, x_scale, weight, residual, out):
+    layout = weight.layout
+    wanted = {
+        "x8": (x8, (layout.columns // 64, 8, 64), (torch.int8,)),
+        "x_scale": (x_scale, (8,), (torch.float32,)),
+        "out": (out, (8, layout.rows), (torch.bfloat16, torch.float32)),
+        "channel_scale": (weight.channel_scale, (layout.rows,), (torch.float32,)),
+        "storage": (weight.storage, (layout.bytes,), (torch.uint8,)),
+    }
+    if residual is not None:
+        wanted["residual"] = (residual, (8, layout.rows), (out.dtype,))
+    for name, (tensor, shape, dtypes) in wanted.items():
+        if tuple(tensor.shape) != shape or tensor.dtype not in dtypes or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous {dtypes[0]} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}"
+            )
+        if tensor.device != out.device:
+            raise ValueError(f"{name} is on {tensor.device}, out on {out.device}: move them to one device")
+
+
+__all__ = ["CLAMP", "PackedWeight", "magnitude_table", "reference", "scale_window"] + (
+    ["packed_linear"] if triton is not None else []
+)

@@ -1,0 +1,164 @@
+"""The packed linear kernels against the integer reference: exact, for every shape, split and number of rows.
+
+On a CPU the portable form runs under Triton's interpreter; on a GPU both forms run.
+"""
+
+import pytest
+import torch
+from fastqwen.kernels import packed, packed_linear
+from fastqwen.kernels.packed import Layout
+from fastqwen.kernels.packed_linear import PackedWeight, magnitude_table, reference, scale_window
+
+pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+CODEBOOK = torch.tensor([
+    -0.980602, -0.794529, -0.638165, -0.500986, -0.377321, -0.263187, -0.155210, -0.050720,
+    0.052541, 0.156985, 0.265284, 0.379533, 0.502636, 0.638953, 0.794876, 0.980671,
+])  # fmt: skip
+FORMS = [pytest.param(True, id="portable"), pytest.param(False, id="nvidia", marks=pytest.mark.gpu)]
+# The interpreter cuts a float32 to bf16 instead of rounding it, so bf16 outputs are compared on a GPU only.
+DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16", marks=pytest.mark.gpu)]
+# K with one record, an odd number of them, wide and narrow records; N down to one slab.
+SHAPES = [(16, 256), (48, 768), (64, 1024), (16, 2560), (32, 3584)]
+LARGE = [(512, 5120), (512, 9216), (4096, 4096), (512, 12288), (528, 17408)]
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def random_weight(bits, rows, columns, seed=0, scales=(0x58, 0x70)):
+    """(PackedWeight on DEVICE, int8 grid [N, K] on the CPU)."""
+    layout = Layout(bits, rows, columns)
+    storage = torch.randint(0, 256, (layout.bytes,), dtype=torch.uint8, generator=generator(seed))
+    split = rows * layout.code_bytes
+    low, high = scales
+    storage[split:] = torch.randint(low, high, storage[split:].shape, generator=generator(seed + 1)).to(torch.uint8)
+    codes, scale_bytes = storage[:split].view(rows, -1), storage[split:].view(rows, -1)
+    levels = packed.level_table(CODEBOOK, 4 if bits == 8 else bits)
+    grid = packed.grid_of(codes, scale_bytes, layout, levels).clone()
+    window = scale_window(scale_bytes) if bits == 4 else -1
+    table = magnitude_table(levels) if bits == 4 else torch.empty(0, dtype=torch.int32)
+    packed.to_records(storage, layout)
+    channel_scale = torch.rand(rows, generator=generator(seed + 2)) * 1e-2 + 1e-4
+    return PackedWeight(storage.to(DEVICE), layout, channel_scale.to(DEVICE), table.to(DEVICE), window), grid
+
+
+def random_rows(columns, rows=8, seed=5):
+    """Prepared activations: x8 [8, K] and x_scale [8] on the CPU; rows past `rows` are zero."""
+    x8 = torch.randint(-127, 128, (8, columns), generator=generator(seed)).to(torch.int8)
+    x_scale = torch.rand(8, generator=generator(seed + 1)) * 1e-2 + 1e-4
+    x8[rows:], x_scale[rows:] = 0, 1.0
+    return x8, x_scale
+
+
+def kernel_order(x8):
+    """[8, K] -> [K / 64, 8, 64] on DEVICE."""
+    return x8.view(8, -1, 64).transpose(0, 1).contiguous().to(DEVICE)
+
+
+def run(weight, x8, x_scale, *, portable, config=(4, 40), residual=None, dtype=torch.float32):
+    out = torch.full((8, weight.layout.rows), float("nan"), dtype=dtype, device=DEVICE)
+    residual = None if residual is None else residual.to(DEVICE)
+    result = packed_linear.packed_linear(
+        kernel_order(x8), x_scale.to(DEVICE), weight, residual=residual, out=out, config=config, portable=portable
+    )
+    return result.cpu()
+
+
+@pytest.mark.parametrize("portable", FORMS)
+@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("rows,columns", SHAPES + [pytest.param(*s, marks=pytest.mark.gpu) for s in LARGE])
+def test_every_shape_is_exact(portable, bits, rows, columns):
+    weight, grid = random_weight(bits, rows, columns, scales=(0x58, 0x70) if bits == 4 else (0x30, 0x4C))
+    x8, x_scale = random_rows(columns)
+    wanted = reference(x8, x_scale, grid, weight.channel_scale.cpu())
+    assert torch.equal(run(weight, x8, x_scale, portable=portable), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("config", [(1, 1), (1, 132), (2, 3), (4, 264), (8, 7), (8, 1000), (16, 132)])
+def test_every_split_is_exact(bits, config):
+    weight, grid = random_weight(bits, 1040, 2560, scales=(0x58, 0x70) if bits == 4 else (0x30, 0x4C))
+    x8, x_scale = random_rows(2560)
+    wanted = reference(x8, x_scale, grid, weight.channel_scale.cpu())
+    assert torch.equal(run(weight, x8, x_scale, portable=False, config=config), wanted)
+
+
+@pytest.mark.parametrize("portable", FORMS)
+@pytest.mark.parametrize("bits", [4, 6, 8])
+def test_a_row_does_not_depend_on_the_others(portable, bits):
+    weight, _ = random_weight(bits, 48, 768)
+    x8, x_scale = random_rows(768)
+    full = run(weight, x8, x_scale, portable=portable)
+    for rows in (1, 3, 7):
+        part = run(weight, *random_rows(768, rows), portable=portable)
+        assert torch.equal(part[:rows], full[:rows]) and not part[rows:].any()
+    moved = run(weight, x8.roll(3, 0), x_scale.roll(3, 0), portable=portable)
+    assert torch.equal(moved, full.roll(3, 0))
+
+
+@pytest.mark.parametrize("portable", FORMS)
+@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_residual_is_added_in_float32_before_the_one_rounding(portable, bits, dtype):
+    weight, grid = random_weight(bits, 48, 768)
+    x8, x_scale = random_rows(768)
+    residual = (torch.randn(8, 48, generator=generator(9)) * 3).to(dtype)
+    wanted = reference(x8, x_scale, grid, weight.channel_scale.cpu(), residual).to(dtype)
+    assert torch.equal(run(weight, x8, x_scale, portable=portable, residual=residual, dtype=dtype), wanted)
+
+
+@pytest.mark.parametrize("portable", FORMS)
+def test_every_scale_byte_and_code_is_decoded_exactly(portable):
+    """All 127 finite e4m3 scales without a sign (wider than the register window), every code beside each."""
+    for bits, count in ((4, 16), (6, 64)):
+        rows, columns = 128, 256 * (count // 16)
+        layout = Layout(bits, rows, columns)
+        codes = torch.arange(columns).remainder(count).expand(rows, -1).to(torch.uint8)
+        scales = torch.arange(rows).clamp(max=126).to(torch.uint8)[:, None].expand(-1, columns // 16)
+        storage = torch.cat([packed.bytes_of(codes, layout).flatten(), scales.flatten()])
+        levels = packed.level_table(CODEBOOK, bits)
+        grid = packed.grid_of(packed.bytes_of(codes, layout), scales, layout, levels)
+        table = magnitude_table(levels) if bits == 4 else torch.empty(0, dtype=torch.int32)
+        packed.to_records(storage, layout)
+        weight = PackedWeight(storage.to(DEVICE), layout, torch.ones(rows, device=DEVICE), table.to(DEVICE), -1)
+        x8, x_scale = random_rows(columns)
+        assert torch.equal(run(weight, x8, x_scale, portable=portable), reference(x8, x_scale, grid, torch.ones(rows)))
+
+
+def test_window_holds_thirty_two_neighbouring_bytes_or_says_no():
+    assert scale_window(torch.tensor([0x51, 0x70], dtype=torch.uint8)) == 0x51
+    assert scale_window(torch.tensor([0x50, 0x70], dtype=torch.uint8)) == -1
+    assert scale_window(torch.tensor([0x7D], dtype=torch.uint8)) == 0x60  # the table's rows end at 0x7F
+
+
+def test_levels_that_do_not_split_by_sign_are_refused():
+    with pytest.raises(ValueError, match="codes 0-7"):
+        magnitude_table(packed.level_table(CODEBOOK.flip(0), 4))
+
+
+@pytest.mark.parametrize("what", ["x8", "x_scale", "out", "residual", "strides"])
+def test_wrong_inputs_are_refused_by_name(what):
+    weight, _ = random_weight(4, 16, 256)
+    good = {
+        "x8": torch.zeros(4, 8, 64, dtype=torch.int8, device=DEVICE),
+        "x_scale": torch.ones(8, device=DEVICE),
+        "out": torch.empty(8, 16, device=DEVICE),
+        "residual": None,
+    }
+    bad = {
+        "x8": {"x8": good["x8"].float()},
+        "x_scale": {"x_scale": torch.ones(7, device=DEVICE)},
+        "out": {"out": torch.empty(8, 16, dtype=torch.float16, device=DEVICE)},
+        "residual": {"residual": torch.empty(8, 16, dtype=torch.bfloat16, device=DEVICE)},
+        "strides": {"out": torch.empty(16, 8, device=DEVICE).T},
+    }[what]
+    call = good | bad
+    with pytest.raises(ValueError, match="out" if what == "strides" else what):
+        packed_linear.packed_linear(
+            call["x8"], call["x_scale"], weight, residual=call["residual"], out=call["out"], config=(4, 8),
+            portable=not ON_GPU,
+        )  # fmt: skip
