@@ -68,8 +68,8 @@ def main():
             x_scale = torch.rand(8, device=device)
             out = torch.empty(8, rows, dtype=torch.bfloat16, device=device)
             found = []
-            for warps in (2, 4, 8, 16):
-                for per_unit in (1, 2, 3, 4, 5, 6, 8):
+            for warps in (4, 8, 16):
+                for per_unit in (1, 2, 3, 4, 5, 6):
                     if not 8 <= warps * per_unit <= 32:
                         continue
                     config = (warps, per_unit * multiprocessors)
