@@ -13,7 +13,7 @@ from torch import Tensor
 from ..kernels.attention import decode_row, prefill_rows
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import depths, each_row
-from ..weights import Reader
+from ..weights import Norm, Reader
 from .cache import KVCache
 from .rotary import rotate
 
@@ -41,12 +41,12 @@ class AttentionConfig:
 
 
 class GatedAttention:
-    """One attention layer's weights; the cache is passed in."""
+    """One attention layer's weights, the norm before it included; the cache is passed in."""
 
-    def __init__(self, reader: Reader, prefix: str, config: AttentionConfig):
+    def __init__(self, reader: Reader, prefix: str, config: AttentionConfig, norm: Norm):
         self.config = config
-        self.q_proj, self.k_proj = reader.linear(prefix + "q_proj"), reader.linear(prefix + "k_proj")
-        self.v_proj, self.o_proj = reader.linear(prefix + "v_proj"), reader.linear(prefix + "o_proj")
+        self.qkv = reader.projection(prefix, ("q_proj", "k_proj", "v_proj"), norm=norm)
+        self.out = reader.projection(prefix, ("o_proj",))
         self.q_norm, self.k_norm = reader.vector(prefix + "q_norm.weight"), reader.vector(prefix + "k_norm.weight")
 
     def new_cache(self, *, capacity: int, dtype: torch.dtype, device: torch.device) -> KVCache:
@@ -54,32 +54,38 @@ class GatedAttention:
         return KVCache(config.kv_heads, config.head_dim, capacity=capacity, dtype=dtype, device=device)
 
     def prefill(self, x: Tensor, cos: Tensor, sin: Tensor, *, cache: KVCache) -> Tensor:
-        """T prompt rows: x [T, H], cos and sin [T, dim / 2] -> [T, H]; their keys and values are committed."""
+        """T prompt rows: x [T, H], cos and sin [T, dim / 2] -> x plus this layer's output, [T, H].
+
+        Their keys and values are committed.
+        """
         start = cache.length
-        q, gate, k, v = self._project(x, cos, sin)
+        q, gate, k, v = self._heads(*self.qkv(x), cos, sin)
         cache.append(k, v)
         o = prefill_rows(q.transpose(0, 1).contiguous(), cache.keys, cache.values, start)
-        return self._output(o.transpose(0, 1), gate)
+        return self.out(_gated(o.transpose(0, 1), gate), x)[0]
 
     def verify(self, x: Tensor, cos: Tensor, sin: Tensor, *, parents: Sequence[int], cache: KVCache) -> Tensor:
-        """Up to eight tree rows: x [SLOTS, H], cos and sin [SLOTS, dim / 2] -> [SLOTS, H]; nothing is committed."""
+        """Up to eight tree rows: x [SLOTS, H], cos and sin [SLOTS, dim / 2] -> x plus the output, [SLOTS, H].
+
+        Nothing is committed.
+        """
         rows = len(parents)
-        q, gate, k, v = each_row(self._project, rows, x, cos, sin)
+        q, gate, k, v = each_row(self._heads, rows, *self.qkv.verify(x, rows), cos, sin)
         slots = cache.stage(k, v, parents)
         o = torch.zeros_like(q)
         for row, depth in enumerate(depths(parents)):
             o[row] = decode_row(q[row].clone(), cache.keys, cache.values, cache.length + depth, slots[row])
-        return each_row(self._output, rows, o, gate)
+        return self.out.verify(each_row(_gated, rows, o, gate), rows, x)[0]
 
-    def _project(self, x, cos, sin):
-        """x [..., H] -> q and gate [..., heads, D], k and v [..., kv_heads, D]."""
-        c = self.config
-        q, gate = self.q_proj(x).view(*x.shape[:-1], c.heads, 2 * c.head_dim).split(c.head_dim, -1)
-        k = self.k_proj(x).view(*x.shape[:-1], c.kv_heads, c.head_dim)
-        v = self.v_proj(x).view(*x.shape[:-1], c.kv_heads, c.head_dim)
+    def _heads(self, q, k, v, cos, sin):
+        """What the projections give -> q and gate [..., heads, D], k and v [..., kv_heads, D]."""
+        c, leading = self.config, q.shape[:-1]
+        q, gate = q.view(*leading, c.heads, 2 * c.head_dim).split(c.head_dim, -1)
+        k, v = (x.view(*leading, c.kv_heads, c.head_dim) for x in (k, v))
         q = rotate(rms_norm(q, self.q_norm, c.rms_eps), cos, sin)
         return q, gate, rotate(rms_norm(k, self.k_norm, c.rms_eps), cos, sin), v
 
-    def _output(self, o, gate):
-        """o and gate [..., heads, D] -> [..., H]."""
-        return self.o_proj((o * torch.sigmoid(gate)).flatten(-2))
+
+def _gated(o: Tensor, gate: Tensor) -> Tensor:
+    """o and gate [..., heads, D] -> [..., heads * D]."""
+    return (o * torch.sigmoid(gate)).flatten(-2)

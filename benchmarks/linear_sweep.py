@@ -1,6 +1,6 @@
 """Times packed_linear over its launch configurations on real shapes, correctness first; finds the launch table's rows.
 
-    python -m fastqwen.benchmarks.linear_sweep [--bits 4 6 8]
+python -m fastqwen.benchmarks.linear_sweep [--bits 4 6 8]
 """
 
 import argparse
@@ -10,7 +10,7 @@ import torch
 
 from ..kernels import packed
 from ..kernels.packed import Layout
-from ..kernels.packed_linear import PackedWeight, magnitude_table, packed_linear, reference, scale_window
+from ..kernels.packed_linear import PackedWeight, magnitude_table, packed_linear, reference
 from .timing import graph_microseconds, read_ceiling
 
 SHAPES = [
@@ -51,44 +51,44 @@ def check(weight: PackedWeight, config, device: torch.device, dependent: bool) -
     return bool(torch.equal(out[:, :rows], wanted)) and bool(torch.isfinite(out).all())
 
 
+def time_config(weights: list[PackedWeight], config) -> float:
+    """Microseconds a call, each over another copy of the weights."""
+    layout, device = weights[0].layout, weights[0].storage.device
+    x8 = torch.randint(-127, 128, (layout.columns // 64, 8, 64), dtype=torch.int8, device=device)
+    x_scale = torch.rand(8, device=device)
+    out = torch.empty(8, layout.rows, dtype=torch.bfloat16, device=device)
+    calls = [lambda w=w: packed_linear(x8, x_scale, w, out=out, config=config, dependent=True) for w in weights]
+    return graph_microseconds(calls, 8)
+
+
+def sweep(layout: Layout, device: torch.device) -> dict:
+    """The best configurations of one shape: microseconds, warps, blocks a multiprocessor."""
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    copies = max(2, min(24, int(MAX_COPY_BYTES // layout.bytes)))
+    weights = [random_weight(layout, device) for _ in range(copies)]
+    found = []
+    for warps in (4, 8, 16):
+        for per_unit in (1, 2, 3, 4, 5, 6):
+            config = (warps, per_unit * multiprocessors)
+            if not 8 <= warps * per_unit <= 32:
+                continue
+            if not check(weights[0], config, device, True):
+                return {"WRONG": config}
+            found.append((round(time_config(weights, config), 2), warps, per_unit))
+    found.sort()
+    return {"us": found[0][0], "GBps": round(layout.bytes / found[0][0] / 1e3), "best": found[:4]}
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 6, 8])
     arguments = parser.parse_args()
     device = torch.device("cuda")
-    ceiling = read_ceiling(device)
-    print(json.dumps({"what": "read_ceiling", "GBps": round(ceiling)}), flush=True)
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    print(json.dumps({"what": "read_ceiling", "GBps": round(read_ceiling(device))}), flush=True)
     for bits in arguments.bits:
         for rows, columns in SHAPES:
-            layout = Layout(bits, rows, columns)
-            copies = max(2, min(24, int(MAX_COPY_BYTES // layout.bytes)))
-            weights = [random_weight(layout, device) for _ in range(copies)]
-            x8 = torch.randint(-127, 128, (columns // 64, 8, 64), dtype=torch.int8, device=device)
-            x_scale = torch.rand(8, device=device)
-            out = torch.empty(8, rows, dtype=torch.bfloat16, device=device)
-            found = []
-            for warps in (4, 8, 16):
-                for per_unit in (1, 2, 3, 4, 5, 6):
-                    if not 8 <= warps * per_unit <= 32:
-                        continue
-                    config = (warps, per_unit * multiprocessors)
-                    if not check(weights[0], config, device, True):
-                        print(json.dumps({"WRONG": [bits, rows, columns, config]}), flush=True)
-                        continue
-                    calls = [
-                        lambda w=w, c=config: packed_linear(x8, x_scale, w, out=out, config=c, dependent=True)
-                        for w in weights
-                    ]
-                    found.append((graph_microseconds(calls, 8), warps, per_unit))
-            found.sort()
-            best = found[0]
-            row = {
-                "bits": bits, "n": rows, "k": columns, "us": round(best[0], 2), "warps": best[1], "blocks": best[2],
-                "GBps": round(layout.bytes / best[0] / 1e3), "next": [[round(t, 2), w, b] for t, w, b in found[1:4]],
-            }  # fmt: skip
+            row = {"bits": bits, "n": rows, "k": columns} | sweep(Layout(bits, rows, columns), device)
             print(json.dumps(row), flush=True)
-            del weights
 
 
 if __name__ == "__main__":

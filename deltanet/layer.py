@@ -16,7 +16,7 @@ from ..kernels import delta_rule
 from ..kernels.causal_conv import causal_conv
 from ..kernels.rms_norm import gated_rms_norm
 from ..kernels.rows import SLOTS, ancestors, each_row
-from ..weights import Reader
+from ..weights import Norm, Reader
 from .state import DeltaNetState, Staged
 
 L2_EPS = 1e-6  # inside the square root of the q and k norms; source: Qwen3.5 in transformers 5.24
@@ -61,17 +61,16 @@ class DeltaNetConfig:
 
 
 class GatedDeltaNet:
-    """One DeltaNet layer's weights; the state is passed in."""
+    """One DeltaNet layer's weights, the norm before it included; the state is passed in."""
 
-    def __init__(self, reader: Reader, prefix: str, config: DeltaNetConfig):
+    def __init__(self, reader: Reader, prefix: str, config: DeltaNetConfig, norm: Norm):
         self.config = config
-        self.in_proj_qkv, self.in_proj_z = reader.linear(prefix + "in_proj_qkv"), reader.linear(prefix + "in_proj_z")
-        self.in_proj_b, self.in_proj_a = reader.linear(prefix + "in_proj_b"), reader.linear(prefix + "in_proj_a")
-        self.out_proj = reader.linear(prefix + "out_proj")
+        self.inputs = reader.projection(prefix, ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), norm=norm)
+        self.out = reader.projection(prefix, ("out_proj",))
         self.taps = reader.vector(prefix + "conv1d.weight")[:, 0].contiguous()
         # float32 whatever the file stores: exp(A_log) sets how long a head remembers.
         self.rate = -torch.exp(reader.vector(prefix + "A_log"))
-        self.dt_bias, self.norm = reader.vector(prefix + "dt_bias"), reader.vector(prefix + "norm.weight")
+        self.dt_bias, self.gated_norm = reader.vector(prefix + "dt_bias"), reader.vector(prefix + "norm.weight")
 
     def new_state(self, *, dtype: torch.dtype, device: torch.device) -> DeltaNetState:
         c = self.config
@@ -79,20 +78,23 @@ class GatedDeltaNet:
         return DeltaNetState(window, torch.zeros(c.value_heads, c.key_dim, c.value_dim, device=device))
 
     def prefill(self, x: Tensor, *, state: DeltaNetState) -> Tensor:
-        """T prompt rows: x [T, H] -> [T, H]; the state moves past them."""
+        """T prompt rows: x [T, H] -> x plus this layer's output, [T, H]; the state moves past them."""
         state.flush()
-        columns, z, g, beta = self._project(x)
+        columns, z, g, beta = self._gates(*self.inputs(x))
         q, k, v = self._split(causal_conv(columns, state.window, self.taps))
         o, recurrent = delta_rule.chunked(state.recurrent, q, k, v, g, beta)
         window = torch.cat([state.window, columns])[-(self.config.conv_taps - 1) :].clone()
         state.replace(window, recurrent)
-        return self._output(o, z)
+        return self.out(self._gated(o, z), x)[0]
 
     def verify(self, x: Tensor, *, parents: Sequence[int], state: DeltaNetState) -> Tensor:
-        """Up to eight tree rows: x [SLOTS, H] -> [SLOTS, H]; the state is written only by replaying what is pending."""
+        """Up to eight tree rows: x [SLOTS, H] -> x plus this layer's output, [SLOTS, H].
+
+        The state is written only by replaying what is pending.
+        """
         state.flush()
         rows = len(parents)
-        columns, z, g, beta = each_row(self._project, rows, x)
+        columns, z, g, beta = each_row(self._gates, rows, *self.inputs.verify(x, rows))
         paths = [ancestors(parents, row) for row in range(rows)]
         windows = self._windows(columns, state.window, paths)
         q, k, v = each_row(self._convolve, rows, columns, windows)
@@ -105,7 +107,7 @@ class GatedDeltaNet:
             o[row] = delta_rule.read(after, q[row])
             if row in parents:
                 reached[row] = after
-        return each_row(self._output, rows, o, z)
+        return self.out.verify(each_row(self._gated, rows, o, z), rows, x)[0]
 
     def _windows(self, columns, window, paths):
         """The conv window of each row: the last J-1 columns along its own ancestors, [SLOTS, J-1, C]."""
@@ -114,10 +116,10 @@ class GatedDeltaNet:
             windows[row] = torch.cat([window, columns[list(path[:-1])]])[-window.shape[0] :]
         return windows
 
-    def _project(self, x):
-        """x [..., H] -> conv input [..., C] and z [..., Hv * dv] in x's dtype, g and beta [..., Hv] float32."""
-        g = self.rate * F.softplus(self.in_proj_a(x).float() + self.dt_bias)
-        return self.in_proj_qkv(x), self.in_proj_z(x), g, torch.sigmoid(self.in_proj_b(x)).float()
+    def _gates(self, qkv, z, b, a):
+        """What the projections give -> conv input [..., C] and z [..., Hv * dv] as they are, g and beta [..., Hv]."""
+        g = self.rate * F.softplus(a.float() + self.dt_bias)
+        return qkv, z, g, torch.sigmoid(b).float()
 
     def _convolve(self, column, window):
         return tuple(part[0] for part in self._split(causal_conv(column[None], window, self.taps)))
@@ -132,10 +134,9 @@ class GatedDeltaNet:
         v = v.reshape(-1, c.value_heads, c.value_dim)
         return q.repeat_interleave(repeat, 1), k.repeat_interleave(repeat, 1), v
 
-    def _output(self, o, z):
-        """o [..., Hv, dv] float32, z [..., Hv * dv] -> [..., H]."""
-        gated = gated_rms_norm(o, z.view(o.shape), self.norm, self.config.rms_eps)
-        return self.out_proj(gated.flatten(-2))
+    def _gated(self, o, z):
+        """o [..., Hv, dv] float32, z [..., Hv * dv] -> [..., Hv * dv]."""
+        return gated_rms_norm(o, z.view(o.shape), self.gated_norm, self.config.rms_eps).flatten(-2)
 
 
 def _l2_norm(x: Tensor) -> Tensor:

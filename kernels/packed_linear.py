@@ -29,7 +29,6 @@ from .packed import CLAMP, Layout
 
 try:
     import triton
-    import triton.language as tl
 except ImportError:  # the reference needs no Triton
     triton = None
 

@@ -2,44 +2,44 @@
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
-from ..kernels.rms_norm import rms_norm
-from ..kernels.rows import each_row
-from ..weights import Reader
+from ..weights import Norm, Reader
 
 
 class MLP:
-    """down(silu(gate x) * up x)."""
+    """x + down(silu(gate h) * up h), h = norm x."""
 
-    def __init__(self, reader: Reader, prefix: str):
-        self.gate, self.up = reader.linear(prefix + "gate_proj"), reader.linear(prefix + "up_proj")
-        self.down = reader.linear(prefix + "down_proj")
+    def __init__(self, reader: Reader, prefix: str, norm: Norm):
+        self.gate_up = reader.projection(prefix, ("gate_proj", "up_proj"), norm=norm)
+        self.down = reader.projection(prefix, ("down_proj",), swiglu=True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [..., H] -> [..., H]."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        """x [T, H] -> [T, H]."""
+        return self.down(torch.cat(self.gate_up(x), -1), x)[0]
+
+    def verify(self, x: Tensor, rows: int) -> Tensor:
+        """x [SLOTS, H] -> [SLOTS, H]."""
+        return self.down.verify(torch.cat(self.gate_up.verify(x, rows), -1), rows, x)[0]
 
 
 class Block:
-    """x += mixer(norm x);  x += mlp(norm x).  `mixer` is a GatedAttention or a GatedDeltaNet."""
+    """x = mixer(x);  x = mlp(x).  Each adds to the residual. `mixer` is a GatedAttention or a GatedDeltaNet."""
 
-    def __init__(self, reader: Reader, prefix: str, mixer, rms_eps: float):
-        self.mixer, self.mlp, self.rms_eps = mixer, MLP(reader, prefix + "mlp."), rms_eps
-        self.input_norm = reader.vector(prefix + "input_layernorm.weight")
-        self.mlp_norm = reader.vector(prefix + "post_attention_layernorm.weight")
+    def __init__(self, mixer, mlp: MLP):
+        self.mixer, self.mlp = mixer, mlp
 
     def prefill(self, x: Tensor, mix: Callable[[Tensor], Tensor]) -> Tensor:
-        """x [T, H] -> [T, H]; `mix` runs the mixer's own prefill on the normed rows."""
-        x = x + mix(rms_norm(x, self.input_norm, self.rms_eps))
-        return x + self._mlp_branch(x)
+        """x [T, H] -> [T, H]; `mix` runs the mixer's own prefill."""
+        return self.mlp(mix(x))
 
     def verify(self, x: Tensor, rows: int, mix: Callable[[Tensor], Tensor]) -> Tensor:
-        """x [SLOTS, H] -> [SLOTS, H], each live row alone; `mix` runs the mixer's own verify."""
-        normed = each_row(lambda row: rms_norm(row, self.input_norm, self.rms_eps), rows, x)
-        x = x + mix(normed)
-        return x + each_row(self._mlp_branch, rows, x)
+        """x [SLOTS, H] -> [SLOTS, H]; `mix` runs the mixer's own verify."""
+        return self.mlp.verify(mix(x), rows)
 
-    def _mlp_branch(self, x):
-        return self.mlp(rms_norm(x, self.mlp_norm, self.rms_eps))
+
+def read_block(reader: Reader, prefix: str, mixer: Callable[[Norm], object], rms_eps: float) -> Block:
+    """The layer `prefix`; `mixer` makes its mixer from the norm before it."""
+    mlp = MLP(reader, prefix + "mlp.", reader.norm(prefix + "post_attention_layernorm", rms_eps))
+    return Block(mixer(reader.norm(prefix + "input_layernorm", rms_eps)), mlp)

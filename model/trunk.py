@@ -11,7 +11,7 @@ from ..deltanet import GatedDeltaNet
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import SLOTS, depths, each_row
 from ..weights import Linear, Reader
-from .block import Block
+from .block import read_block
 from .config import ModelConfig
 from .family import FULL
 from .state import TrunkState
@@ -37,11 +37,13 @@ class Trunk:
 
     def _block(self, reader, index, kind):
         prefix, config = f"layers.{index}.", self.config
-        if kind == FULL:
-            mixer = GatedAttention(reader, prefix + "self_attn.", config.attention)
-        else:
-            mixer = GatedDeltaNet(reader, prefix + "linear_attn.", config.deltanet)
-        return Block(reader, prefix, mixer, config.rms_eps)
+
+        def mixer(norm):
+            if kind == FULL:
+                return GatedAttention(reader, prefix + "self_attn.", config.attention, norm)
+            return GatedDeltaNet(reader, prefix + "linear_attn.", config.deltanet, norm)
+
+        return read_block(reader, prefix, mixer, config.rms_eps)
 
     def new_state(self, capacity: int, kv_dtype: torch.dtype | None = None) -> TrunkState:
         """An empty state for up to `capacity` tokens; keys and values are kept in `kv_dtype` (default: dtype)."""

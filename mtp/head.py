@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..attention import GatedAttention, KVCache, Rotary
 from ..kernels.rms_norm import rms_norm
-from ..model.block import Block
+from ..model.block import read_block
 from ..model.config import ModelConfig
 from ..weights import Reader
 
@@ -25,8 +25,12 @@ class MtpHead:
         self.fc = reader.linear("mtp.fc")
         self.embedding_norm = reader.vector("mtp.pre_fc_norm_embedding.weight")
         self.hidden_norm = reader.vector("mtp.pre_fc_norm_hidden.weight")
-        mixer = GatedAttention(reader, "mtp.layers.0.self_attn.", config.attention)
-        self.block = Block(reader, "mtp.layers.0.", mixer, config.rms_eps)
+        layer = "mtp.layers.0."
+
+        def mixer(norm):
+            return GatedAttention(reader, layer + "self_attn.", config.attention, norm)
+
+        self.block = read_block(reader, layer, mixer, config.rms_eps)
         self.norm = reader.vector("mtp.norm.weight")
 
     def prefill(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, *, cache: KVCache) -> Tensor:

@@ -1,12 +1,13 @@
 """Hands out a checkpoint's tensors under canonical names, on the right device and in the right dtype."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from .checkpoint import Checkpoint
 from .linear import Linear
+from .projection import Norm, Projection
 
 
 class Reader:
@@ -45,3 +46,11 @@ class Reader:
     def linear(self, name: str) -> Linear:
         """The linear layer `<name>.weight`."""
         return Linear(self.tensor(name + ".weight"))
+
+    def norm(self, name: str, eps: float) -> Norm:
+        """The (1 + w) norm `<name>.weight`."""
+        return Norm(self.vector(name + ".weight"), eps)
+
+    def projection(self, prefix: str, names: Sequence[str], *, norm: Norm | None = None, swiglu=False) -> Projection:
+        """The group of linear layers `<prefix><name>.weight` that read one input."""
+        return Projection([self.linear(prefix + name) for name in names], norm=norm, swiglu=swiglu)
