@@ -289,7 +289,7 @@ def packed_linear_kernel(
         # int64: rows x bytes of a row pass 2^31 for the head of the larger models.
         p_record = p_weights + (b.to(tl.int64) * RECORDS + tl.minimum(record, RECORDS - 1)) * WORDS
         v0, v1, v2, v3, v4, v5, v6, v7, scales = _load_record(p_record, lane, BITS, J)
-        if DEPENDENT:
+        if DEPENDENT:  # noqa: SIM102 (decided at compile time, then at run time)
             if turn == 0:
                 gdc_wait()  # weights are on their way; activations and the residual come from earlier kernels
         p_step = p_x + record * (128 * J) + lane * 4
