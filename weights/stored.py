@@ -9,6 +9,7 @@ Weights of trained models have magnitudes around 0.02, so a scale of 10000 is no
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from .block_scales import e8m0_to_float, unswizzle
 from .errors import FastQwenError
 from .formats import REMEDY
 from .layout import Layout, layout_of
-from .reader import Reader
+
+if TYPE_CHECKING:  # the reader builds layers from what is read here
+    from .reader import Reader
 
 LIMIT = 1e4
 _CHECK_VALUES = 1 << 22  # values looked at together, so that scratch stays small
@@ -58,7 +61,7 @@ class StoredLayer:
     input_scale: Tensor | None = None
 
 
-def read_layer(reader: Reader, name: str, shape: tuple[int, int] | None = None) -> StoredLayer:
+def read_layer(reader: "Reader", name: str, shape: tuple[int, int] | None = None) -> StoredLayer:
     """Reads and checks `<name>.weight` and every tensor that belongs to it, each once.
 
     name   canonical name without `.weight`: a linear layer or the embedding
