@@ -51,7 +51,7 @@ def load(
             f"The tokenizer has {text.size} tokens but the checkpoint's table only {model.config.vocab_size} rows: "
             "give the tokenizer that belongs to this checkpoint."
         )
-    notes = [*_unused(checkpoint.unread()), *_mtp_notes(model.config)]
+    notes = [*_unused(checkpoint.unread()), *_mtp_notes(model.config), *model.reader.notes]
     return Engine(model.trunk, text, ChatTemplate.load(source, text), mtp_head=head, notes=notes)
 
 

@@ -9,8 +9,9 @@ kernels/packed.py. Because the sum is exact, a row's bits depend on that row alo
 split of K over warps, or the form of the kernel below.
 
 The kernel is persistent: a block of WARPS warps walks every GRID-th slab of 16 rows. Warp w owns a contiguous range of
-the slab's records; its next records, of the next slab too, are copied to shared memory while it works on the current
-one. The weights are the 16-row operand of the matrix unit and the eight activations its 8-column operand.
+the slab's records; its next record, of the next slab too, is on its way to registers while it works on the current
+one, and records further ahead on their way to the L2. The weights are the 16-row operand of the matrix unit and the
+eight activations its 8-column operand.
 
 On NVIDIA a 4-bit group is decoded by byte permutes: its 16 levels are 16 bytes of magnitudes, the negative ones first.
 `prmt` returns the sign bit of the byte it selects (0 for a magnitude) where a selector's top bit is set, so one permute
@@ -100,13 +101,13 @@ if triton is not None:
         x8         int8 [K / 64, 8, 64] contiguous, x_scale float32 [8] (kernels/prepare.py)
         residual   [8, N] contiguous in out's dtype, added before the one rounding; may be `out` itself
         out        [8, N] contiguous, bf16 or fp32
-        config     (warps along K, most blocks, records a warp keeps on their way): the time, never the bits
+        config     (warps along K, most blocks, records a warp asks for ahead): the time, never the bits
         portable   the form for every backend; the other one is for NVIDIA
         dependent  launched as a programmatic dependent of the kernel before it
         """
         layout = weight.layout
         _check(x8, x_scale, weight, residual, out)
-        warps, blocks, stages = config
+        warps, blocks, ahead = config
         slabs = layout.rows // 16
         grid = (min(blocks, slabs),)
         has_residual = residual is not None
@@ -124,7 +125,7 @@ if triton is not None:
             options["launch_pdl"] = True
         packed_linear_kernel[grid](
             *arguments, grid[0], max(weight.window, 0), K=layout.columns, BITS=layout.bits,
-            J=layout.record_columns // 64, WARPS=warps, STAGES=stages, WINDOW=weight.window >= 0,
+            J=layout.record_columns // 64, WARPS=warps, AHEAD=ahead, WINDOW=weight.window >= 0,
             RESIDUAL=has_residual, DEPENDENT=dependent, num_warps=warps, **options,
         )  # fmt: skip
         return out

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from ..attention import AttentionConfig, RotaryConfig
 from ..deltanet import DeltaNetConfig
 from ..weights import Checkpoint, FastQwenError
+from ..weights.formats import PLAIN, REMEDY, read_markers
+from ..weights.layout import layout_of
 from . import family
 from .family import FULL, LINEAR
 from .hf_config import HFConfig
@@ -85,13 +87,27 @@ def read_config(checkpoint: Checkpoint) -> tuple[ModelConfig, dict[str, str]]:
 
 
 def check_shapes(checkpoint: Checkpoint, config: ModelConfig, names: dict[str, str]):
-    """Refuses by name a tensor that is missing or has another shape than the config implies."""
+    """Refuses by name a tensor that is missing or does not fit what the config implies, from headers alone.
+
+    Only the linear layers and the embedding may be packed; every tensor's dtype is checked too.
+    """
+    markers = read_markers(checkpoint)
     for name, shape in config.expected_shapes().items():
         if name not in names:
             raise FastQwenError(f"Tensor '{name}' is missing from '{checkpoint.path}': expected shape {list(shape)}.")
-        found = checkpoint.entries[names[name]].shape
-        if found != shape:
-            raise FastQwenError(f"Tensor '{names[name]}' has shape {list(found)}, expected {list(shape)}.")
+        layer = names[name].removesuffix(".weight")
+        if layer in markers and len(shape) != 2:
+            raise FastQwenError(f"Tensor '{names[name]}' is marked as {markers[layer].format}; it must be plain.")
+        if layer in markers or len(shape) == 2:
+            layout_of(checkpoint, layer, markers.get(layer), shape)
+            continue
+        entry = checkpoint.entries[names[name]]
+        if entry.shape != shape:
+            raise FastQwenError(f"Tensor '{names[name]}' has shape {list(entry.shape)}, expected {list(shape)}.")
+        if entry.dtype not in PLAIN:
+            raise FastQwenError(
+                f"Tensor '{names[name]}' is stored as {entry.dtype}, expected one of {', '.join(PLAIN)}: {REMEDY}."
+            )
 
 
 def _require_agreement(said: HFConfig, config: ModelConfig):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from ..weights import Checkpoint, Reader
-from ..weights.formats import require_plain
 from .config import ModelConfig, check_shapes, read_config
 from .trunk import Trunk
 
@@ -28,10 +27,9 @@ def load_model(
 ) -> LoadedModel:
     """on_read is told (bytes done, bytes in all) after every tensor.
 
-    Raises FastQwenError for another architecture, a packed format, or a missing or wrong-shaped tensor.
+    Raises FastQwenError for another architecture, or a missing, wrong-shaped or damaged tensor.
     """
     config, names = read_config(checkpoint)
-    require_plain(checkpoint)
     check_shapes(checkpoint, config, names)
-    reader = Reader(checkpoint, names, device, dtype, on_read)
+    reader = Reader(checkpoint, names, device, dtype, shapes=config.expected_shapes(), on_read=on_read)
     return LoadedModel(config, Trunk(reader, config), reader)

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention import GatedAttention, Rotary
 from ..deltanet import GatedDeltaNet
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import SLOTS, depths, each_row
-from ..weights import Linear, Reader
+from ..weights import Projection, Reader
 from .block import read_block
 from .config import ModelConfig
 from .family import FULL
@@ -30,10 +29,11 @@ class Trunk:
     def __init__(self, reader: Reader, config: ModelConfig):
         self.config, self.device, self.dtype = config, reader.device, reader.dtype
         self.rotary = Rotary(config.rotary, reader.device)
-        self.embedding = reader.tensor("embed_tokens.weight")
+        self.embedding = reader.linear("embed_tokens")
         self.blocks = [self._block(reader, index, kind) for index, kind in enumerate(config.layer_kinds)]
         self.norm = reader.vector("norm.weight")
-        self.head = Linear(self.embedding) if config.tied_head else reader.linear("lm_head")
+        head = self.embedding if config.tied_head else reader.linear("lm_head")
+        self.head = Projection([head])
 
     def _block(self, reader, index, kind):
         prefix, config = f"layers.{index}.", self.config
@@ -58,7 +58,7 @@ class Trunk:
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Token ids -> embeddings [T, H]."""
-        return F.embedding(torch.tensor(ids, dtype=torch.long, device=self.device), self.embedding)
+        return self.embedding.weight_rows(torch.tensor(ids, dtype=torch.long, device=self.device), self.dtype)
 
     def prefill(self, embeddings: Tensor, state: TrunkState, positions: Tensor | None = None) -> Tensor:
         """Commits the next T prompt tokens, which must not cross a multiple of PREFILL_CHUNK.
@@ -94,16 +94,16 @@ class Trunk:
         rows = len(tokens)
         positions = torch.tensor(depth + (0,) * (SLOTS - rows), device=self.device) + state.next_position
         cos, sin = each_row(self._angles, rows, positions)
-        x = self.embedding.new_zeros(SLOTS, self.config.hidden_size)
+        x = torch.zeros(SLOTS, self.config.hidden_size, dtype=self.dtype, device=self.device)
         x[:rows] = self.embed(tokens)
         for block, layer in zip(self.blocks, state.layers, strict=True):
             x = block.verify(x, rows, _verify_mixer(block.mixer, layer, cos, sin, tuple(parents)))
         hidden = each_row(lambda row: rms_norm(row, self.norm, self.config.rms_eps), rows, x)
-        return hidden, each_row(self.logits, rows, hidden)
+        return hidden, self.head.verify(hidden, rows)[0].float()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] after the final norm -> [..., V] float32."""
-        return self.head(hidden).float()
+        return self.head(hidden)[0].float()
 
     def _angles(self, position):
         cos, sin = self.rotary(position.expand(3, 1))

@@ -1,5 +1,6 @@
 """A linear layer over plain float weights."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,3 +18,7 @@ class Linear:
         row count); decoding therefore passes one row [K] at a time (see kernels/rows.py).
         """
         return F.linear(x, self.weight)
+
+    def weight_rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weights [len(ids), K] of some rows: an embedding lookup."""
+        return F.embedding(ids, self.weight).to(dtype)

@@ -7,9 +7,14 @@ import torch
 from torch import Tensor
 
 from .checkpoint import Checkpoint
+from .decode import to_float, to_grid
 from .formats import Marker, read_markers
 from .linear import Linear
+from .packed_linear import PackedLinear
 from .projection import Norm, Projection
+from .stored import read_layer
+
+ON_A_GRID = ("w4a8", "w6a8", "int8")
 
 
 class Reader:
@@ -18,6 +23,7 @@ class Reader:
     names    canonical name -> name in the file
     device   where tensors go
     dtype    the compute dtype of linear weights and embeddings
+    shapes   canonical name -> shape the model expects, so that padding of packed layers is told apart
     on_read  called with (bytes read so far, bytes of the whole checkpoint) after every tensor
     """
 
@@ -27,10 +33,13 @@ class Reader:
         names: Mapping[str, str],
         device: torch.device,
         dtype: torch.dtype,
+        *,
+        shapes: Mapping[str, tuple[int, ...]],
         on_read: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.checkpoint, self.names, self.device, self.dtype = checkpoint, names, device, dtype
-        self._on_read, self._bytes_read = on_read, 0
+        self.shapes, self._on_read, self._bytes_read = shapes, on_read, 0
+        self._decoded: dict[str, int] = {}  # format -> layers of it that were decoded to the compute dtype
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor, contiguous, in `dtype` (default: the compute dtype)."""
@@ -54,9 +63,25 @@ class Reader:
         """A small tensor kept in float32: norm weights, gates, convolution taps."""
         return self.tensor(name, torch.float32)
 
-    def linear(self, name: str) -> Linear:
-        """The linear layer `<name>.weight`."""
-        return Linear(self.tensor(name + ".weight"))
+    def linear(self, name: str) -> Linear | PackedLinear:
+        """The linear layer `<name>.weight`: packed formats on an int8 grid stay packed, others are decoded."""
+        if self.names[name + ".weight"].removesuffix(".weight") not in self.markers:
+            return Linear(self.tensor(name + ".weight"))
+        stored = read_layer(self, name, self.shapes[name + ".weight"])
+        if stored.format in ON_A_GRID and not stored.full_precision:
+            return PackedLinear(to_grid(stored), self.device)
+        self._decoded[stored.format] = self._decoded.get(stored.format, 0) + 1
+        return Linear(to_float(stored, self.dtype).to(self.device))
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know about layers that were not taken as they are, one sentence each."""
+        bits = 8 * torch.empty(0, dtype=self.dtype).element_size()
+        return [
+            f"{count} layers stored as {name} were decoded and take {bits} bits a weight: no kernel computes with "
+            f"{name} yet."
+            for name, count in self._decoded.items()
+        ]
 
     def norm(self, name: str, eps: float) -> Norm:
         """The (1 + w) norm `<name>.weight`."""
