@@ -27,13 +27,30 @@ def _words4(p_words):
 
 
 @triton.jit
-def _activations4(p_words, m_live):
-    """The same for activations, which the next slab reads again; rows past the end of K are zero."""
-    words = tl.load(p_words[:, None] + tl.arange(0, 4)[None, :], mask=m_live[:, None], other=0)
-    even, odd = tl.split(words.reshape(p_words.shape[0], 2, 2))
-    w0, w2 = tl.split(even)
-    w1, w3 = tl.split(odd)
-    return w0, w1, w2, w3
+def _activations4(p_words, m_live, MASKED: tl.constexpr):
+    """Four consecutive int32 of activations a thread; zero past the end of K.
+
+    By inline assembly, because the pipeliner would otherwise fetch them early: before the kernel that writes them is
+    known to have ended.
+    """
+    if MASKED:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .pred p;
+            setp.ne.b32 p, $5, 0;
+            mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+            @p ld.global.v4.b32 {$0, $1, $2, $3}, [$4];
+            }
+            """,
+            "=&r,=&r,=&r,=&r,l,r",
+            args=[p_words, m_live.to(tl.int32)], dtype=(tl.int32,) * 4, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            "ld.global.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l",
+            args=[p_words], dtype=(tl.int32,) * 4, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -229,20 +246,22 @@ def _scale_pair(j: tl.constexpr, scales, J: tl.constexpr):
 
 @triton.jit
 def packed_linear_kernel(
-    p_x, p_x_scale, p_weights, p_table, p_channel_scale, p_residual, p_out, slabs, K, step, first_scale,
-    BITS: tl.constexpr, J: tl.constexpr, WARPS: tl.constexpr, WINDOW: tl.constexpr,
-    RESIDUAL: tl.constexpr, DEPENDENT: tl.constexpr,
+    p_x, p_x_scale, p_weights, p_table, p_channel_scale, p_residual, p_out, slabs, step, first_scale,
+    K: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr, WARPS: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, RESIDUAL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = 32 * WARPS
     WORDS: tl.constexpr = 16 * J * (2 * BITS + (0 if BITS == 8 else 1))  # int32 of one record
+    RECORDS: tl.constexpr = K // (64 * J)
+    PER_WARP: tl.constexpr = (RECORDS + WARPS - 1) // WARPS
+    MASKED: tl.constexpr = RECORDS % WARPS != 0
     thread = tl.arange(0, T)
     lane = thread % 32
-    warp = thread // 32
-    records = K // (64 * J)
-    per_warp = (records + WARPS - 1) // WARPS
-    first_record = warp * per_warp
-    slab = tl.program_id(0)
+    first_record = thread // 32 * PER_WARP
+    first_slab = tl.program_id(0)
     rows = slabs * 16
+    o_out = tl.arange(0, 32)
+    m = o_out % 4 * 2
 
     zero = tl.zeros((T,), tl.int32)
     first = zero + first_scale
@@ -252,94 +271,89 @@ def packed_linear_kernel(
     t3 = zero
     if BITS == 4 and WINDOW:
         t0, t1, t2, t3 = _words4(p_table + (first_scale + lane) * 4)
-    # int64: rows x bytes of a row pass 2^31 for the head of the larger models.
-    p_record = p_weights + (slab.to(tl.int64) * records + tl.minimum(first_record, records - 1)) * WORDS
-    v0, v1, v2, v3, v4, v5, v6, v7, scales = _load_record(p_record, lane, BITS, J)
+    p0 = zero
+    p1 = zero
+    p2 = zero
+    p3 = zero
+    n0 = zero
+    n1 = zero
+    n2 = zero
+    n3 = zero
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
-    o_out = tl.arange(0, 32)
-    m = o_out % 4 * 2
-    x_scale0 = tl.load(p_x_scale + m)
-    x_scale1 = tl.load(p_x_scale + m + 1)
-
-    for b in tl.range(slab, slabs, step):
-        p0 = zero
-        p1 = zero
-        p2 = zero
-        p3 = zero
-        n0 = zero
-        n1 = zero
-        n2 = zero
-        n3 = zero
-        for i in tl.range(0, per_warp):
-            record = first_record + i
-            m_live = record < records
-            is_last = i + 1 >= per_warp
-            next_slab = tl.where(is_last, tl.minimum(b + step, slabs - 1), b)
-            next_record = tl.minimum(first_record + tl.where(is_last, 0, i + 1), records - 1)
-            p_next = p_weights + (next_slab.to(tl.int64) * records + next_record) * WORDS
-            u0, u1, u2, u3, u4, u5, u6, u7, next_scales = _load_record(p_next, lane, BITS, J)
-            p_step = p_x + record * (128 * J) + lane * 4
-            for j in tl.static_range(J):
-                x0, x1, x2, x3 = _activations4(p_step + j * 128, m_live)
-                if BITS == 4:
-                    c0, c1, c2, c3 = _four(_pick(j, v0, v1, v2, v3, v4, v5, v6, v7))
-                    pair = _scale_pair(j, scales, J)
-                    if WINDOW:
-                        l0, l1, l2, l3, h0, h1, h2, h3 = _levels_by_shuffle(pair, first, t0, t1, t2, t3)
-                    else:
-                        l0, l1, l2, l3 = _words4(p_table + (pair & 255) * 4)
-                        h0, h1, h2, h3 = _words4(p_table + (pair >> 8 & 255) * 4)
-                    p0, p1, p2, p3, n0, n1, n2, n3 = _multiply4(
-                        c0, c1, c2, c3, l0, l1, l2, l3, h0, h1, h2, h3, x0, x1, x2, x3, p0, p1, p2, p3, n0, n1, n2, n3
-                    )
-                elif BITS == 6:
-                    c0, c1, c2, c3 = _four(_pick(j, v0, v1, v2, v3, v4, v5, v6, v7))
-                    k0, k1, k2, k3 = _four(_pick(J + j // 2, v0, v1, v2, v3, v4, v5, v6, v7))
-                    top0 = k0 if j % 2 == 0 else k2
-                    top1 = k1 if j % 2 == 0 else k3
-                    scale0, scale1 = _half2_scales(_scale_pair(j, scales, J) & 0xFFFF)
-                    r0, r1 = _decode6(c0, top0, scale0)
-                    r2, r3 = _decode6(c1, top0 >> 4, scale0)
-                    s0, s1 = _decode6(c2, top1, scale1)
-                    s2, s3 = _decode6(c3, top1 >> 4, scale1)
-                    p0, p1, p2, p3 = _multiply8(r0, r1, r2, r3, s0, s1, s2, s3, x0, x1, x2, x3, p0, p1, p2, p3)
+    mine = (slabs - first_slab + step - 1) // step
+    for turn in tl.range(0, mine * PER_WARP, num_stages=STAGES):
+        b = first_slab + turn // PER_WARP * step
+        i = turn % PER_WARP
+        record = first_record + i
+        # int64: rows x bytes of a row pass 2^31 for the head of the larger models.
+        p_record = p_weights + (b.to(tl.int64) * RECORDS + tl.minimum(record, RECORDS - 1)) * WORDS
+        v0, v1, v2, v3, v4, v5, v6, v7, scales = _load_record(p_record, lane, BITS, J)
+        if DEPENDENT:  # noqa: SIM102 (decided at compile time, then at run time)
+            if turn == 0:
+                gdc_wait()  # weights are on their way; activations and the residual come from earlier kernels
+        p_step = p_x + record * (128 * J) + lane * 4
+        for j in tl.static_range(J):
+            x0, x1, x2, x3 = _activations4(p_step + j * 128, record < RECORDS, MASKED)
+            if BITS == 4:
+                c0, c1, c2, c3 = _four(_pick(j, v0, v1, v2, v3, v4, v5, v6, v7))
+                pair = _scale_pair(j, scales, J)
+                if WINDOW:
+                    l0, l1, l2, l3, h0, h1, h2, h3 = _levels_by_shuffle(pair, first, t0, t1, t2, t3)
                 else:
-                    r0, r1, r2, r3 = _four(_pick(2 * j, v0, v1, v2, v3, v4, v5, v6, v7))
-                    s0, s1, s2, s3 = _four(_pick(2 * j + 1, v0, v1, v2, v3, v4, v5, v6, v7))
-                    p0, p1, p2, p3 = _multiply8(r0, r1, r2, r3, s0, s1, s2, s3, x0, x1, x2, x3, p0, p1, p2, p3)
-            v0 = u0
-            v1 = u1
-            v2 = u2
-            v3 = u3
-            v4 = u4
-            v5 = u5
-            v6 = u6
-            v7 = u7
-            scales = next_scales
-        a0 = tl.sum((p0 - n0).reshape(WARPS, 32), 0).to(tl.float32)
-        a1 = tl.sum((p1 - n1).reshape(WARPS, 32), 0).to(tl.float32)
-        a2 = tl.sum((p2 - n2).reshape(WARPS, 32), 0).to(tl.float32)
-        a3 = tl.sum((p3 - n3).reshape(WARPS, 32), 0).to(tl.float32)
-        row = b * 16 + o_out // 4
-        scale0 = tl.load(p_channel_scale + row)
-        scale1 = tl.load(p_channel_scale + row + 8)
-        o0 = m * rows + row
-        o1 = o0 + rows
-        y0 = a0 * scale0 * x_scale0
-        y1 = a1 * scale0 * x_scale1
-        y2 = a2 * scale1 * x_scale0
-        y3 = a3 * scale1 * x_scale1
-        if RESIDUAL:
-            y0 += tl.load(p_residual + o0).to(tl.float32)
-            y1 += tl.load(p_residual + o1).to(tl.float32)
-            y2 += tl.load(p_residual + o0 + 8).to(tl.float32)
-            y3 += tl.load(p_residual + o1 + 8).to(tl.float32)
-        tl.store(p_out + o0, y0.to(p_out.dtype.element_ty))
-        tl.store(p_out + o1, y1.to(p_out.dtype.element_ty))
-        tl.store(p_out + o0 + 8, y2.to(p_out.dtype.element_ty))
-        tl.store(p_out + o1 + 8, y3.to(p_out.dtype.element_ty))
+                    l0, l1, l2, l3 = _words4(p_table + (pair & 255) * 4)
+                    h0, h1, h2, h3 = _words4(p_table + (pair >> 8 & 255) * 4)
+                p0, p1, p2, p3, n0, n1, n2, n3 = _multiply4(
+                    c0, c1, c2, c3, l0, l1, l2, l3, h0, h1, h2, h3, x0, x1, x2, x3, p0, p1, p2, p3, n0, n1, n2, n3
+                )
+            elif BITS == 6:
+                c0, c1, c2, c3 = _four(_pick(j, v0, v1, v2, v3, v4, v5, v6, v7))
+                k0, k1, k2, k3 = _four(_pick(J + j // 2, v0, v1, v2, v3, v4, v5, v6, v7))
+                top0 = k0 if j % 2 == 0 else k2
+                top1 = k1 if j % 2 == 0 else k3
+                half2_g, half2_g8 = _half2_scales(_scale_pair(j, scales, J) & 0xFFFF)
+                r0, r1 = _decode6(c0, top0, half2_g)
+                r2, r3 = _decode6(c1, top0 >> 4, half2_g)
+                s0, s1 = _decode6(c2, top1, half2_g8)
+                s2, s3 = _decode6(c3, top1 >> 4, half2_g8)
+                p0, p1, p2, p3 = _multiply8(r0, r1, r2, r3, s0, s1, s2, s3, x0, x1, x2, x3, p0, p1, p2, p3)
+            else:
+                r0, r1, r2, r3 = _four(_pick(2 * j, v0, v1, v2, v3, v4, v5, v6, v7))
+                s0, s1, s2, s3 = _four(_pick(2 * j + 1, v0, v1, v2, v3, v4, v5, v6, v7))
+                p0, p1, p2, p3 = _multiply8(r0, r1, r2, r3, s0, s1, s2, s3, x0, x1, x2, x3, p0, p1, p2, p3)
+        if i == PER_WARP - 1:
+            x_scale0 = tl.load(p_x_scale + m)
+            x_scale1 = tl.load(p_x_scale + m + 1)
+            a0 = tl.sum((p0 - n0).reshape(WARPS, 32), 0).to(tl.float32)
+            a1 = tl.sum((p1 - n1).reshape(WARPS, 32), 0).to(tl.float32)
+            a2 = tl.sum((p2 - n2).reshape(WARPS, 32), 0).to(tl.float32)
+            a3 = tl.sum((p3 - n3).reshape(WARPS, 32), 0).to(tl.float32)
+            row = b * 16 + o_out // 4
+            scale0 = tl.load(p_channel_scale + row)
+            scale1 = tl.load(p_channel_scale + row + 8)
+            o0 = m * rows + row
+            o1 = o0 + rows
+            y0 = a0 * scale0 * x_scale0
+            y1 = a1 * scale0 * x_scale1
+            y2 = a2 * scale1 * x_scale0
+            y3 = a3 * scale1 * x_scale1
+            if RESIDUAL:
+                y0 += tl.load(p_residual + o0).to(tl.float32)
+                y1 += tl.load(p_residual + o1).to(tl.float32)
+                y2 += tl.load(p_residual + o0 + 8).to(tl.float32)
+                y3 += tl.load(p_residual + o1 + 8).to(tl.float32)
+            tl.store(p_out + o0, y0.to(p_out.dtype.element_ty))
+            tl.store(p_out + o1, y1.to(p_out.dtype.element_ty))
+            tl.store(p_out + o0 + 8, y2.to(p_out.dtype.element_ty))
+            tl.store(p_out + o1 + 8, y3.to(p_out.dtype.element_ty))
+            p0 = zero
+            p1 = zero
+            p2 = zero
+            p3 = zero
+            n0 = zero
+            n1 = zero
+            n2 = zero
+            n3 = zero
 
 
 @triton.jit
@@ -369,7 +383,7 @@ def portable_packed_linear_kernel(
     acc = tl.zeros((16, 16), tl.int32)
     o_row = tl.arange(0, 16)[None, :]  # activations: eight rows, then eight of zeros, since tl.dot wants 16
     o_column = tl.arange(0, C)[:, None]
-    for i in tl.static_range(0, K // C):
+    for i in tl.range(0, K // C):
         p_record = p_weights + (slab.to(tl.int64) * (K // C) + i) * BYTES
         o_x = ((i * C + o_column) // 64 * 8 + o_row) * 64 + o_column % 64
         x = tl.load(p_x + o_x, mask=o_row < 8, other=0)

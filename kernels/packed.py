@@ -16,7 +16,7 @@ As loaded ("rows"), a storage of bytes holds the codes of all rows and then the 
 
 As the kernels read it ("records"), the same bytes are interleaved in place: a record is 16 rows x C columns, C = 512
 for 4 bits where it divides K and 256 elsewhere. Lane l = 4 g + t of a warp owns rows g and g + 8 and, of every 64
-columns j, the 16 columns from 16 t: an m16n8k32 fragment without a shuffle. Every lane's bytes of one load are 16 in a row:
+columns j, the 16 columns from 16 t: an m16n8k32 fragment without a shuffle. A lane's bytes of one load are 16 in a row:
 
     low     [C / 64 (j)][32 lanes][row g: 8 bytes, row g + 8: 8 bytes]         (8 bits: 2 x [32 lanes][16 bytes] a j)
     top     [C / 128 (pairs of j)][32 lanes][j even: row g, row g + 8; j odd: the same], 4 bytes each (6 bits only)

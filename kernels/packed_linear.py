@@ -9,8 +9,8 @@ kernels/packed.py. Because the sum is exact, a row's bits depend on that row alo
 split of K over warps, or the form of the kernel below.
 
 The kernel is persistent: a block of WARPS warps walks every GRID-th slab of 16 rows. Warp w owns a contiguous range of
-the slab's records and has its next record in flight while it works on the current one, across slabs too. The weights
-are the 16-row operand of the matrix unit and the eight activations its 8-column operand.
+the slab's records; its next records, of the next slab too, are copied to shared memory while it works on the current
+one. The weights are the 16-row operand of the matrix unit and the eight activations its 8-column operand.
 
 On NVIDIA a 4-bit group is decoded by byte permutes: its 16 levels are 16 bytes of magnitudes, the negative ones first.
 `prmt` returns the sign bit of the byte it selects (0 for a magnitude) where a selector's top bit is set, so one permute
@@ -91,7 +91,7 @@ if triton is not None:
         *,
         residual: Tensor | None = None,
         out: Tensor,
-        config: tuple[int, int],
+        config: tuple[int, int, int],
         portable: bool = False,
         dependent: bool = False,
     ) -> Tensor:
@@ -100,22 +100,22 @@ if triton is not None:
         x8         int8 [K / 64, 8, 64] contiguous, x_scale float32 [8] (kernels/prepare.py)
         residual   [8, N] contiguous in out's dtype, added before the one rounding; may be `out` itself
         out        [8, N] contiguous, bf16 or fp32
-        config     (warps along K, most blocks): changes the time, never the bits
+        config     (warps along K, most blocks, records a warp keeps on their way): the time, never the bits
         portable   the form for every backend; the other one is for NVIDIA
         dependent  launched as a programmatic dependent of the kernel before it
         """
         layout = weight.layout
         _check(x8, x_scale, weight, residual, out)
-        warps, blocks = config
+        warps, blocks, stages = config
         slabs = layout.rows // 16
         grid = (min(blocks, slabs),)
         has_residual = residual is not None
         arguments = (x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table)
-        arguments += (weight.channel_scale, residual if has_residual else out, out, slabs, layout.columns)
+        arguments += (weight.channel_scale, residual if has_residual else out, out, slabs)
         # Products must not be contracted with the residual's addition: each is rounded by contract.
         options = {"enable_fp_fusion": False}
         if portable:
-            arguments = (x8, x_scale, weight.storage, weight.table.view(torch.uint8), *arguments[4:])
+            arguments = (x8, x_scale, weight.storage, weight.table.view(torch.uint8), *arguments[4:], layout.columns)
             portable_packed_linear_kernel[(slabs,)](
                 *arguments, BITS=layout.bits, C=layout.record_columns, RESIDUAL=has_residual, num_warps=4, **options
             )
@@ -123,8 +123,8 @@ if triton is not None:
         if dependent:
             options["launch_pdl"] = True
         packed_linear_kernel[grid](
-            *arguments, grid[0], max(weight.window, 0),
-            BITS=layout.bits, J=layout.record_columns // 64, WARPS=warps, WINDOW=weight.window >= 0,
+            *arguments, grid[0], max(weight.window, 0), K=layout.columns, BITS=layout.bits,
+            J=layout.record_columns // 64, WARPS=warps, STAGES=stages, WINDOW=weight.window >= 0,
             RESIDUAL=has_residual, DEPENDENT=dependent, num_warps=warps, **options,
         )  # fmt: skip
         return out

@@ -47,7 +47,8 @@ class Checkpoint:
     path      the folder or file that was opened
     folder    where side files (config.json, tokenizer.json) are looked for
     entries   name -> TensorEntry
-    metadata  the safetensors header's own strings (of the first file)
+    metadata  the safetensors header's own strings (of the first file that has any)
+    headers   file -> its header's own strings, for what each shard says of its own tensors
     """
 
     def __init__(self, path: Path, files: list[Path]):
@@ -55,6 +56,8 @@ class Checkpoint:
         self.folder = path if path.is_dir() else path.parent
         self.entries: dict[str, TensorEntry] = {}
         self.metadata: dict[str, str] = {}
+        self.headers: dict[Path, dict[str, str]] = {}
+        self._peeked = {}
         self._open_files = {}
         self._read: set[str] = set()
         for file in files:
@@ -80,7 +83,8 @@ class Checkpoint:
                 f"'{file}' is not a readable safetensors file ({error}): it may be cut short or of another kind; "
                 "download it again."
             ) from None
-        self.metadata = self.metadata or (opened.metadata() or {})
+        self.headers[file] = opened.metadata() or {}
+        self.metadata = self.metadata or self.headers[file]
         self._open_files[file] = opened
         for name in names:
             if name in self.entries:
@@ -100,6 +104,12 @@ class Checkpoint:
             raise AssertionError(f"tensor '{name}' is read twice")
         self._read.add(name)
         return self._open_files[self.entries[name].file].get_tensor(name)
+
+    def peek(self, name: str):
+        """A tensor of a few bytes that several parts look at, such as a marker: counts as read, may be asked again."""
+        if name not in self._peeked:
+            self._peeked[name] = self.read(name)
+        return self._peeked[name]
 
     def unread(self) -> list[str]:
         """Names that nobody read, in file order."""

@@ -1,11 +1,13 @@
 """Hands out a checkpoint's tensors under canonical names, on the right device and in the right dtype."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from .checkpoint import Checkpoint
+from .formats import Marker, read_markers
 from .linear import Linear
 from .projection import Norm, Projection
 
@@ -32,12 +34,21 @@ class Reader:
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor, contiguous, in `dtype` (default: the compute dtype)."""
-        stored = self.checkpoint.read(self.names[name])
+        stored = self.raw(name)
         # A fresh allocation: a view into the mapped file would keep the file's alignment and its page faults.
-        tensor = torch.empty(stored.shape, device=self.device, dtype=dtype or self.dtype).copy_(stored)
+        return torch.empty(stored.shape, device=self.device, dtype=dtype or self.dtype).copy_(stored)
+
+    def raw(self, name: str) -> Tensor:
+        """The tensor on the CPU in the dtype it is stored in; it may be a view into the mapped file."""
+        stored = self.checkpoint.read(self.names[name])
         self._bytes_read += stored.nbytes
         self._on_read(self._bytes_read, self.checkpoint.bytes)
-        return tensor
+        return stored
+
+    @cached_property
+    def markers(self) -> dict[str, Marker]:
+        """Layer name in the file -> what the file says of it, for quantised layers."""
+        return read_markers(self.checkpoint)
 
     def vector(self, name: str) -> Tensor:
         """A small tensor kept in float32: norm weights, gates, convolution taps."""
