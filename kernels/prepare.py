@@ -1,0 +1,252 @@
+"""Activations for packed linears: an optional norm or SwiGLU, a rotation, and int8 codes with one scale a row.
+
+    p       = x,  x * (1 + norm)  or  silu(gate) * up                 float32, not rounded to the input's dtype
+    y       = H p, block by block of 256 columns                      H = kron of four h4, over 16; or y = p
+    absmax  = max |y| over the row
+    x8      = round_half_even(y * (127 / absmax))                     int8, -127..127; both operations in float32
+    x_scale = absmax / 127, with a norm times r = 1 / sqrt(mean(x^2) + eps)
+    normed  = x * r * (1 + norm) in x's dtype, only where asked for: the row that unpacked linears of the group read
+
+r is one number a row, so it changes no code and the codes need not wait for the sum of squares. The rotation is adds
+only, in one fixed tree (h4 over each base-4 digit of the column, lowest digit first), its 1/16 applied to the scale
+alone: without SwiGLU the codes of the kernel and of the reference are the same integers. No clamp is needed:
+|y| <= absmax and two roundings of 2^-24 take no product to 127.5.
+
+Corner cases. A row whose absmax is below 2^-100 (2^-104 after the 1/16), zeros among them: codes 0, x_scale 1. A row
+with a NaN or an infinity, or whose sums overflow (possible from |p| = 2^119 on): x_scale NaN, codes without meaning, so
+that what a linear makes of it is NaN. Rows do not touch each other, dead slots hold zeros like any zero row, and
+a row's bits depend on its own values alone.
+
+In one launch a row needs its maximum before its first code. Three forms of the kernel, bit for bit alike in codes:
+one block a row (every backend); several blocks a row that meet in global memory, each spinning for the others; or
+that are one thread block cluster and send their maxima into each other's shared memory (NVIDIA from compute
+capability 9.0). The sum of squares adds up in another order in each, so a form is fixed for a device and a K.
+Sources: the format's rotation as ComfyUI's W4A8 and int8 ConvRot checkpoints define it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .rows import SLOTS
+
+try:
+    import triton
+except ImportError:  # the reference needs no Triton
+    triton = None
+
+BLOCK = 256  # columns that one rotation mixes
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_TINY = 2.0**-100
+FORMS = ("alone", "slots", "cluster")
+
+
+def rotate(x: Tensor) -> Tensor:
+    """x [..., K] float, K a multiple of 256 -> H x, same shape and dtype. H is symmetric and its own inverse."""
+    return _rotate16(x) / 16
+
+
+def _rotate16(x):
+    y = x.reshape(*x.shape[:-1], -1, 4, 4, 4, 4)
+    for digit in (-1, -2, -3, -4):
+        a, b, c, d = y.unbind(digit)
+        s, m, p, t = a + b, a - b, c + d, c - d
+        y = torch.stack((s + t, s - t, m + p, p - m), digit)
+    return y.reshape(x.shape)
+
+
+def reference(
+    x: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float | None = None,
+    swiglu: bool = False,
+    rotate: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """The operation in plain torch, each row alone.
+
+    x     float [R, K], or [R, 2K] = gate | up with swiglu
+    norm  float [K], the w of 1 + w, with its eps; not together with swiglu
+    Returns (x8 int8 [R, K], x_scale float32 [R]). Raises ValueError as `prepare` does.
+    """
+    _check_prologue(x, norm, eps, swiglu, rotate)
+    rows = [_row(row.clone(), norm, eps, swiglu, rotate) for row in x]
+    return torch.stack([codes for codes, _ in rows]), torch.stack([scale for _, scale in rows])
+
+
+def _row(x, norm, eps, swiglu, rotated):
+    x = x.float()
+    root = x.new_ones(())
+    if swiglu:
+        gate, up = x.chunk(2)
+        x = torch.nn.functional.silu(gate) * up
+    elif norm is not None:
+        root = torch.rsqrt(x.square().mean() + eps)
+        x = x * (1.0 + norm.float())
+    y = _rotate16(x) if rotated else x
+    absmax = y.abs().amax()
+    finite, tiny = torch.isfinite(absmax), absmax < _TINY
+    inverse = torch.where(finite & ~tiny, torch.full_like(absmax, 127.0) / absmax, 0.0)
+    codes = torch.where(finite, y * inverse, 0.0).round().to(torch.int8)
+    scale = absmax / torch.full_like(absmax, 127.0 * 16 if rotated else 127.0) * root
+    return codes, torch.where(tiny, 1.0, torch.where(finite, scale, float("nan")))
+
+
+def pack_order(x8: Tensor) -> Tensor:
+    """int8 [8, K] -> [K / 64, 8, 64], the order that the packed linear kernel reads."""
+    return x8.view(SLOTS, -1, 64).transpose(0, 1).contiguous()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a row of K columns is spread over the GPU; chosen once for a device and a K.
+
+    form   one of FORMS
+    parts  blocks a row, 1 for "alone"
+    warps  warps a block; a thread holds eight columns
+    """
+
+    form: str
+    parts: int
+    warps: int
+
+
+def plan_for(k: int, capability: tuple[int, int] | None) -> Plan:
+    """The plan for K columns; `capability` is an NVIDIA GPU's compute capability, None on other backends.
+
+    One block a row pays about 100 issued instructions a warp and scheduler (1,500 cycles at K = 4096), so rows are
+    spread as soon as they fill a block of four warps. A cluster has 8 blocks at most everywhere.
+    """
+    threads = _power_of_two(k // 8)
+    if capability is not None and threads > 128:
+        if capability >= (9, 0) and threads <= 4096:
+            parts = 4 if threads <= 512 else 8
+            return Plan("cluster", parts, threads // (32 * parts))
+        if k <= 32 * 1024:
+            return Plan("slots", -(-k // 1024), 4)
+    return Plan("alone", 1, max(1, min(32, threads // 32)))
+
+
+def _power_of_two(number):
+    return 1 << max(0, number - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `prepare` writes, allocated once per K and used again by every layer on one stream.
+
+    x8       int8 [K / 64, 8, 64]
+    x_scale  float32 [8]
+    normed   x's dtype [8, K], or None if no unpacked linear reads it
+    mail, calls  where the blocks of "slots" meet: int64 [2, 8, parts] of -1 and int32 [8, parts] of zeros, else empty
+    """
+
+    plan: Plan
+    x8: Tensor
+    x_scale: Tensor
+    normed: Tensor | None
+    mail: Tensor
+    calls: Tensor
+
+
+def allocate(k: int, device, *, normed: torch.dtype | None = None, plan: Plan | None = None) -> Prepared:
+    """Buffers for K columns on `device`; `normed` is the dtype of the normed row where one is wanted.
+
+    `plan` is for tests and benchmarks. Raises ValueError for a K that is no multiple of 64.
+    """
+    if k <= 0 or k % 64:
+        raise ValueError(f"{k} input columns: a packed linear takes a multiple of 64")
+    device = torch.device(device)
+    if plan is None:
+        nvidia = device.type == "cuda" and torch.version.hip is None
+        plan = plan_for(k, torch.cuda.get_device_capability(device) if nvidia else None)
+    cells = plan.parts if plan.form == "slots" else 0
+    return Prepared(
+        plan,
+        torch.zeros(k // 64, SLOTS, 64, dtype=torch.int8, device=device),
+        torch.ones(SLOTS, dtype=torch.float32, device=device),
+        None if normed is None else torch.zeros(SLOTS, k, dtype=normed, device=device),
+        torch.full((2, SLOTS, cells), -1, dtype=torch.int64, device=device),
+        torch.zeros(SLOTS, cells, dtype=torch.int32, device=device),
+    )
+
+
+if triton is not None:
+    from . import _prepare_kernels as _kernels
+
+    def prepare(
+        x: Tensor,
+        out: Prepared,
+        *,
+        norm: Tensor | None = None,
+        eps: float | None = None,
+        swiglu: bool = False,
+        rotate: bool = True,
+        dependent: bool = False,
+    ) -> Prepared:
+        """One launch for all eight slots; returns `out`, which it fills.
+
+        x          bf16, fp16 or fp32 [8, K], or [8, 2K] = gate | up with swiglu; rows may lie further apart
+        norm       [K] in one of these dtypes, the w of 1 + w, with its eps
+        rotate     False for weights in the plain basis
+        dependent  launched as a programmatic dependent of the kernel before it (NVIDIA, from compute capability 9.0)
+        Raises ValueError where a shape, dtype, stride, alignment or device does not fit.
+        """
+        _check_prologue(x, norm, eps, swiglu, rotate)
+        _check_buffers(x, norm, swiglu, out)
+        k, plan = out.x8.shape[0] * 64, out.plan
+        threads = plan.warps * 32 * (plan.parts if plan.form == "cluster" else 1)
+        if plan.form == "alone":
+            threads = _power_of_two(k // 8)
+        grid = (SLOTS, plan.parts if plan.form == "slots" else 1)
+        # Contracted products would round otherwise than the reference.
+        options = {"num_warps": plan.warps, "enable_fp_fusion": False}
+        if plan.form == "cluster":
+            options["num_ctas"] = plan.parts
+        if dependent:
+            options["launch_pdl"] = True
+        _kernels.prepare_kernel[grid](
+            x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps,
+            out.x8, out.x_scale, x if out.normed is None else out.normed, out.mail, out.calls,
+            K=k, THREADS=max(32, threads), PARTS=plan.parts, EXCHANGE=FORMS.index(plan.form),
+            SWIGLU=swiglu, NORM=norm is not None, NORMED=out.normed is not None, ROTATE=rotate, DEPENDENT=dependent,
+            **options,
+        )  # fmt: skip
+        return out
+
+
+def _check_prologue(x, norm, eps, swiglu, rotate):
+    if x.dim() != 2 or x.dtype not in _DTYPES:
+        raise ValueError(f"x must be bf16, fp16 or fp32 [rows, K], got {x.dtype} {list(x.shape)}")
+    k = x.shape[1] // 2 if swiglu else x.shape[1]
+    if k % (BLOCK if rotate else 64) or (swiglu and x.shape[1] % 2):
+        raise ValueError(f"{k} columns do not fall into blocks of {BLOCK if rotate else 64}: keep this linear unpacked")
+    if norm is not None and swiglu:
+        raise ValueError("a norm and SwiGLU were both asked for; the operation has one prologue")
+    if (norm is None) != (eps is None):
+        raise ValueError("norm and eps come together: pass both or neither")
+    if norm is not None and (tuple(norm.shape) != (k,) or norm.dtype not in _DTYPES):
+        raise ValueError(f"norm must be bf16, fp16 or fp32 [{k}], got {norm.dtype} {list(norm.shape)}")
+
+
+def _check_buffers(x, norm, swiglu, out):
+    k = out.x8.shape[0] * 64
+    width = 2 * k if swiglu else k
+    if tuple(x.shape) != (SLOTS, width):
+        raise ValueError(f"x is {list(x.shape)}, the buffers want [{SLOTS}, {width}]: allocate({x.shape[1]}, ...)")
+    # 16-byte loads
+    if x.stride(1) != 1 or x.stride(0) % 16 or x.data_ptr() % 16:
+        raise ValueError(
+            f"x has strides {x.stride()}: its columns must be neighbours, its rows start at multiples of 16 elements "
+            "and 16 bytes; call x.contiguous()"
+        )
+    if norm is not None and (not norm.is_contiguous() or norm.data_ptr() % 16):
+        raise ValueError("norm must be contiguous and start at a multiple of 16 bytes; call norm.contiguous()")
+    if out.normed is not None and norm is None:
+        raise ValueError("the buffers hold a normed row, and no norm was passed: allocate them without `normed`")
+    if out.normed is not None and out.normed.dtype != x.dtype:
+        raise ValueError(f"the normed row is {out.normed.dtype} and x {x.dtype}: allocate(..., normed={x.dtype})")
+    for name, tensor in (("x", x), ("norm", norm)):
+        if tensor is not None and tensor.device != out.x8.device:
+            raise ValueError(f"{name} is on {tensor.device}, the buffers on {out.x8.device}: use one device")

@@ -1,0 +1,77 @@
+"""Compiles the preparation kernel for GPUs that need not be here; the last line printed is the outcome as JSON.
+
+Run by test_prepare.py. A target that the installed Triton has no backend or assembler for is skipped by name.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_86": GPUTarget("cuda", 86, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx1100": GPUTarget("hip", "gfx1100", 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+MISSING = ("no compatible backends", "is not defined for option 'gpu-name'", "cannot find ptxas")
+
+
+def kernel_module():
+    path = Path(__file__).resolve().parent.parent / "kernels" / "_prepare_kernels.py"
+    spec = importlib.util.spec_from_file_location("prepare_kernels", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def source(kernel, dtype, threads, parts, exchange, *, k, swiglu=False, norm=False, normed=False, dependent=False):
+    pointers = {"x_ptr": dtype, "norm_ptr": "fp32", "x8_ptr": "i8", "scale_ptr": "fp32"}
+    pointers |= {"normed_ptr": dtype, "mail_ptr": "i64", "calls_ptr": "i32"}
+    constants = {"K": k, "THREADS": threads, "PARTS": parts, "EXCHANGE": exchange, "SWIGLU": swiglu, "NORM": norm}
+    constants |= {"NORMED": normed, "ROTATE": True, "DEPENDENT": dependent}
+    types = {name: "*" + kind for name, kind in pointers.items()} | {"x_stride": "i32", "eps": "fp32"}
+    types |= dict.fromkeys(constants, "constexpr")
+    signature = {name: types[name] for name in kernel.arg_names}
+    aligned = [(i,) for i, name in enumerate(signature) if name in pointers or name == "x_stride"]
+    return ASTSource(kernel, signature, constants, {index: [["tt.divisibility", 16]] for index in aligned})
+
+
+def variants(kernel, target):
+    """(source, options) of what plan_for asks for on a target."""
+    alone = {"num_warps": 16, "enable_fp_fusion": False}
+    yield source(kernel, "bf16", 512, 1, 0, k=4096, norm=True, normed=True), alone
+    if target.backend == "cuda":
+        slots = {"num_warps": 4, "enable_fp_fusion": False}
+        yield source(kernel, "bf16", 128, 17, 1, k=17408, swiglu=True), slots
+        if target.arch >= 90:
+            dependent = {"launch_pdl": True, "enable_fp_fusion": False}
+            cluster = source(kernel, "bf16", 512, 4, 2, k=4096, norm=True, normed=True, dependent=True)
+            yield cluster, {**dependent, "num_warps": 4, "num_ctas": 4}
+            cluster = source(kernel, "fp32", 4096, 8, 2, k=17408, swiglu=True, dependent=True)
+            yield cluster, {**dependent, "num_warps": 16, "num_ctas": 8}
+
+
+def main():
+    kernel = kernel_module().prepare_kernel
+    outcome = {"triton": triton.__version__, "compiled": [], "skipped": {}, "failed": {}}
+    for name, target in TARGETS.items():
+        try:
+            for compiled, options in variants(kernel, target):
+                triton.compile(compiled, target=target, options=options)
+            outcome["compiled"].append(name)
+        except Exception as error:
+            reason = str(error)[-800:]
+            kind = "skipped" if any(words in reason for words in MISSING) else "failed"
+            outcome[kind][name] = reason
+    print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()
