@@ -128,7 +128,7 @@ def _words(p_words, m_live, EXCHANGE: tl.constexpr):
 @triton.jit
 def _halves(word, TYPE: tl.constexpr):
     """The two 16-bit floats of an int32, as float32."""
-    if TYPE == tl.bfloat16:
+    if tl.bfloat16 == TYPE:
         return (word << 16).to(tl.float32, bitcast=True), (word & -65536).to(tl.float32, bitcast=True)
     else:
         low = word.to(tl.int16).to(TYPE, bitcast=True)
@@ -141,7 +141,7 @@ def _load8(p_x, m_live, EXCHANGE: tl.constexpr):
     TYPE: tl.constexpr = p_x.dtype.element_ty
     p_words = p_x.to(tl.pointer_type(tl.int32), bitcast=True)
     a, b, c, d = _words(p_words, m_live, EXCHANGE)
-    if TYPE == tl.float32:
+    if tl.float32 == TYPE:
         e, f, g, h = _words(p_words + 4, m_live, EXCHANGE)
         x0 = a.to(tl.float32, bitcast=True)
         x1 = b.to(tl.float32, bitcast=True)
@@ -178,7 +178,12 @@ def _across(own, sign, BIT: tl.constexpr, EXCHANGE: tl.constexpr):
     """sign * own + the value of the lane that differs in BIT."""
     if EXCHANGE == CLUSTER:
         other = tl.inline_asm_elementwise(
-            "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", [own, BIT], dtype=tl.float32, is_pure=True, pack=1
+            "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;",
+            "=r,r,r",
+            [own, BIT],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
         )
     else:
         WARPS: tl.constexpr = own.shape[0] // 32
@@ -277,7 +282,7 @@ def _column(group, WORD: tl.constexpr, ROTATE: tl.constexpr):
 def _store_pair(p_pair, a, b, m_live):
     """Two floats next to each other, rounded to the pointer's type."""
     TYPE: tl.constexpr = p_pair.dtype.element_ty
-    if TYPE == tl.float32:
+    if tl.float32 == TYPE:
         tl.store(p_pair, a, mask=m_live)
         tl.store(p_pair + 1, b, mask=m_live)
     else:

@@ -26,12 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .packed import CLAMP, Layout
-
-try:
-    import triton
-except ImportError:  # the reference needs no Triton
-    triton = None
+from .packed import Layout
 
 WINDOW = 32  # scale bytes whose levels are kept in registers
 
@@ -82,53 +77,52 @@ def scale_window(scales: Tensor) -> int:
     return min(first, 128 - WINDOW) if last - first < WINDOW else -1
 
 
-if triton is not None:
-    from ._packed_kernels import packed_linear_kernel, portable_packed_linear_kernel
+def packed_linear(
+    x8: Tensor,
+    x_scale: Tensor,
+    weight: PackedWeight,
+    *,
+    residual: Tensor | None = None,
+    out: Tensor,
+    config: tuple[int, int, int],
+    portable: bool = False,
+    dependent: bool = False,
+) -> Tensor:
+    """Eight rows times a packed matrix.
 
-    def packed_linear(
-        x8: Tensor,
-        x_scale: Tensor,
-        weight: PackedWeight,
-        *,
-        residual: Tensor | None = None,
-        out: Tensor,
-        config: tuple[int, int, int],
-        portable: bool = False,
-        dependent: bool = False,
-    ) -> Tensor:
-        """Eight rows times a packed matrix.
+    x8         int8 [K / 64, 8, 64] contiguous, x_scale float32 [8] (kernels/prepare.py)
+    residual   [8, N] contiguous in out's dtype, added before the one rounding; may be `out` itself
+    out        [8, N] contiguous, bf16 or fp32
+    config     (warps along K, most blocks, records a warp asks for ahead): the time, never the bits
+    portable   the form for every backend; the other one is for NVIDIA
+    dependent  launched as a programmatic dependent of the kernel before it
+    """
+    from . import _packed_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
-        x8         int8 [K / 64, 8, 64] contiguous, x_scale float32 [8] (kernels/prepare.py)
-        residual   [8, N] contiguous in out's dtype, added before the one rounding; may be `out` itself
-        out        [8, N] contiguous, bf16 or fp32
-        config     (warps along K, most blocks, records a warp asks for ahead): the time, never the bits
-        portable   the form for every backend; the other one is for NVIDIA
-        dependent  launched as a programmatic dependent of the kernel before it
-        """
-        layout = weight.layout
-        _check(x8, x_scale, weight, residual, out)
-        warps, blocks, ahead = config
-        slabs = layout.rows // 16
-        grid = (min(blocks, slabs),)
-        has_residual = residual is not None
-        arguments = (x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table)
-        arguments += (weight.channel_scale, residual if has_residual else out, out, slabs)
-        # Products must not be contracted with the residual's addition: each is rounded by contract.
-        options = {"enable_fp_fusion": False}
-        if portable:
-            arguments = (x8, x_scale, weight.storage, weight.table.view(torch.uint8), *arguments[4:], layout.columns)
-            portable_packed_linear_kernel[(slabs,)](
-                *arguments, BITS=layout.bits, C=layout.record_columns, RESIDUAL=has_residual, num_warps=4, **options
-            )
-            return out
-        if dependent:
-            options["launch_pdl"] = True
-        packed_linear_kernel[grid](
-            *arguments, grid[0], max(weight.window, 0), K=layout.columns, BITS=layout.bits,
-            J=layout.record_columns // 64, WARPS=warps, AHEAD=ahead, WINDOW=weight.window >= 0,
-            RESIDUAL=has_residual, DEPENDENT=dependent, num_warps=warps, **options,
-        )  # fmt: skip
+    layout = weight.layout
+    _check(x8, x_scale, weight, residual, out)
+    warps, blocks, ahead = config
+    slabs = layout.rows // 16
+    grid = (min(blocks, slabs),)
+    has_residual = residual is not None
+    arguments = (x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table)
+    arguments += (weight.channel_scale, residual if has_residual else out, out, slabs)
+    # Products must not be contracted with the residual's addition: each is rounded by contract.
+    options = {"enable_fp_fusion": False}
+    if portable:
+        arguments = (x8, x_scale, weight.storage, weight.table.view(torch.uint8), *arguments[4:], layout.columns)
+        _kernels.portable_packed_linear_kernel[(slabs,)](
+            *arguments, BITS=layout.bits, C=layout.record_columns, RESIDUAL=has_residual, num_warps=4, **options
+        )
         return out
+    if dependent:
+        options["launch_pdl"] = True
+    _kernels.packed_linear_kernel[grid](
+        *arguments, grid[0], max(weight.window, 0), K=layout.columns, BITS=layout.bits,
+        J=layout.record_columns // 64, WARPS=warps, AHEAD=ahead, WINDOW=weight.window >= 0,
+        RESIDUAL=has_residual, DEPENDENT=dependent, num_warps=warps, **options,
+    )  # fmt: skip
+    return out
 
 
 def _check(x8, x_scale, weight, residual, out):
@@ -149,8 +143,3 @@ def _check(x8, x_scale, weight, residual, out):
             )
         if tensor.device != out.device:
             raise ValueError(f"{name} is on {tensor.device}, out on {out.device}: move them to one device")
-
-
-__all__ = ["CLAMP", "PackedWeight", "magnitude_table", "reference", "scale_window"] + (
-    ["packed_linear"] if triton is not None else []
-)

@@ -29,31 +29,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .rotation import BLOCK, rotate16
 from .rows import SLOTS
 
-try:
-    import triton
-except ImportError:  # the reference needs no Triton
-    triton = None
-
-BLOCK = 256  # columns that one rotation mixes
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _TINY = 2.0**-100
 FORMS = ("alone", "slots", "cluster")
-
-
-def rotate(x: Tensor) -> Tensor:
-    """x [..., K] float, K a multiple of 256 -> H x, same shape and dtype. H is symmetric and its own inverse."""
-    return _rotate16(x) / 16
-
-
-def _rotate16(x):
-    y = x.reshape(*x.shape[:-1], -1, 4, 4, 4, 4)
-    for digit in (-1, -2, -3, -4):
-        a, b, c, d = y.unbind(digit)
-        s, m, p, t = a + b, a - b, c + d, c - d
-        y = torch.stack((s + t, s - t, m + p, p - m), digit)
-    return y.reshape(x.shape)
 
 
 def reference(
@@ -71,25 +52,33 @@ def reference(
     Returns (x8 int8 [R, K], x_scale float32 [R]). Raises ValueError as `prepare` does.
     """
     _check_prologue(x, norm, eps, swiglu, rotate)
-    rows = [_row(row.clone(), norm, eps, swiglu, rotate) for row in x]
-    return torch.stack([codes for codes, _ in rows]), torch.stack([scale for _, scale in rows])
+    rows = [prepare_rows(row[None].clone(), norm=norm, eps=eps, swiglu=swiglu, rotate=rotate) for row in x]
+    return torch.cat([codes for codes, _ in rows]), torch.cat([scale for _, scale in rows])
 
 
-def _row(x, norm, eps, swiglu, rotated):
+def prepare_rows(
+    x: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float | None = None,
+    swiglu: bool = False,
+    rotate: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """`reference` with all rows together: for prompts, where a row's last bit may depend on how many there are."""
     x = x.float()
-    root = x.new_ones(())
+    root = x.new_ones(x.shape[0])
     if swiglu:
-        gate, up = x.chunk(2)
+        gate, up = x.chunk(2, -1)
         x = torch.nn.functional.silu(gate) * up
     elif norm is not None:
-        root = torch.rsqrt(x.square().mean() + eps)
+        root = torch.rsqrt(x.square().mean(-1) + eps)
         x = x * (1.0 + norm.float())
-    y = _rotate16(x) if rotated else x
-    absmax = y.abs().amax()
+    y = rotate16(x) if rotate else x
+    absmax = y.abs().amax(-1)
     finite, tiny = torch.isfinite(absmax), absmax < _TINY
     inverse = torch.where(finite & ~tiny, torch.full_like(absmax, 127.0) / absmax, 0.0)
-    codes = torch.where(finite, y * inverse, 0.0).round().to(torch.int8)
-    scale = absmax / torch.full_like(absmax, 127.0 * 16 if rotated else 127.0) * root
+    codes = torch.where(finite[:, None], y * inverse[:, None], 0.0).round().to(torch.int8)
+    scale = absmax / torch.full_like(absmax, 127.0 * 16 if rotate else 127.0) * root
     return codes, torch.where(tiny, 1.0, torch.where(finite, scale, float("nan")))
 
 
@@ -172,48 +161,47 @@ def allocate(k: int, device, *, normed: torch.dtype | None = None, plan: Plan | 
     )
 
 
-if triton is not None:
-    from . import _prepare_kernels as _kernels
+def prepare(
+    x: Tensor,
+    out: Prepared,
+    *,
+    norm: Tensor | None = None,
+    eps: float | None = None,
+    swiglu: bool = False,
+    rotate: bool = True,
+    dependent: bool = False,
+) -> Prepared:
+    """One launch for all eight slots; returns `out`, which it fills.
 
-    def prepare(
-        x: Tensor,
-        out: Prepared,
-        *,
-        norm: Tensor | None = None,
-        eps: float | None = None,
-        swiglu: bool = False,
-        rotate: bool = True,
-        dependent: bool = False,
-    ) -> Prepared:
-        """One launch for all eight slots; returns `out`, which it fills.
+    x          bf16, fp16 or fp32 [8, K], or [8, 2K] = gate | up with swiglu; rows may lie further apart
+    norm       [K] in one of these dtypes, the w of 1 + w, with its eps
+    rotate     False for weights in the plain basis
+    dependent  launched as a programmatic dependent of the kernel before it (NVIDIA, from compute capability 9.0)
+    Raises ValueError where a shape, dtype, stride, alignment or device does not fit.
+    """
+    from . import _prepare_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
-        x          bf16, fp16 or fp32 [8, K], or [8, 2K] = gate | up with swiglu; rows may lie further apart
-        norm       [K] in one of these dtypes, the w of 1 + w, with its eps
-        rotate     False for weights in the plain basis
-        dependent  launched as a programmatic dependent of the kernel before it (NVIDIA, from compute capability 9.0)
-        Raises ValueError where a shape, dtype, stride, alignment or device does not fit.
-        """
-        _check_prologue(x, norm, eps, swiglu, rotate)
-        _check_buffers(x, norm, swiglu, out)
-        k, plan = out.x8.shape[0] * 64, out.plan
-        threads = plan.warps * 32 * (plan.parts if plan.form == "cluster" else 1)
-        if plan.form == "alone":
-            threads = _power_of_two(k // 8)
-        grid = (SLOTS, plan.parts if plan.form == "slots" else 1)
-        # Contracted products would round otherwise than the reference.
-        options = {"num_warps": plan.warps, "enable_fp_fusion": False}
-        if plan.form == "cluster":
-            options["num_ctas"] = plan.parts
-        if dependent:
-            options["launch_pdl"] = True
-        _kernels.prepare_kernel[grid](
-            x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps,
-            out.x8, out.x_scale, x if out.normed is None else out.normed, out.mail, out.calls,
-            K=k, THREADS=max(32, threads), PARTS=plan.parts, EXCHANGE=FORMS.index(plan.form),
-            SWIGLU=swiglu, NORM=norm is not None, NORMED=out.normed is not None, ROTATE=rotate, DEPENDENT=dependent,
-            **options,
-        )  # fmt: skip
-        return out
+    _check_prologue(x, norm, eps, swiglu, rotate)
+    _check_buffers(x, norm, swiglu, out)
+    k, plan = out.x8.shape[0] * 64, out.plan
+    threads = plan.warps * 32 * (plan.parts if plan.form == "cluster" else 1)
+    if plan.form == "alone":
+        threads = _power_of_two(k // 8)
+    grid = (SLOTS, plan.parts if plan.form == "slots" else 1)
+    # Contracted products would round otherwise than the reference.
+    options = {"num_warps": plan.warps, "enable_fp_fusion": False}
+    if plan.form == "cluster":
+        options["num_ctas"] = plan.parts
+    if dependent:
+        options["launch_pdl"] = True
+    _kernels.prepare_kernel[grid](
+        x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps,
+        out.x8, out.x_scale, x if out.normed is None else out.normed, out.mail, out.calls,
+        K=k, THREADS=max(32, threads), PARTS=plan.parts, EXCHANGE=FORMS.index(plan.form),
+        SWIGLU=swiglu, NORM=norm is not None, NORMED=out.normed is not None, ROTATE=rotate, DEPENDENT=dependent,
+        **options,
+    )  # fmt: skip
+    return out
 
 
 def _check_prologue(x, norm, eps, swiglu, rotate):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from fastqwen.kernels import prepare as module
-from fastqwen.kernels.prepare import Plan, allocate, pack_order, plan_for, reference, rotate
+from fastqwen.kernels.prepare import Plan, allocate, pack_order, plan_for, reference
 from fastqwen.kernels.rms_norm import rms_norm
+from fastqwen.kernels.rotation import rotate
 
 WIDTHS = (256, 768, 1024, 2560, 3584, 5120, 9216, 12288, 17408)
 PROLOGUES = ("none", "norm", "swiglu")

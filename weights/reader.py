@@ -34,11 +34,11 @@ class Reader:
         device: torch.device,
         dtype: torch.dtype,
         *,
-        shapes: Mapping[str, tuple[int, ...]],
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
         on_read: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.checkpoint, self.names, self.device, self.dtype = checkpoint, names, device, dtype
-        self.shapes, self._on_read, self._bytes_read = shapes, on_read, 0
+        self.shapes, self._on_read, self._bytes_read = shapes or {}, on_read, 0
         self._decoded: dict[str, int] = {}  # format -> layers of it that were decoded to the compute dtype
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
@@ -67,7 +67,7 @@ class Reader:
         """The linear layer `<name>.weight`: packed formats on an int8 grid stay packed, others are decoded."""
         if self.names[name + ".weight"].removesuffix(".weight") not in self.markers:
             return Linear(self.tensor(name + ".weight"))
-        stored = read_layer(self, name, self.shapes[name + ".weight"])
+        stored = read_layer(self, name, self.shapes.get(name + ".weight"))
         if stored.format in ON_A_GRID and not stored.full_precision:
             return PackedLinear(to_grid(stored), self.device)
         self._decoded[stored.format] = self._decoded.get(stored.format, 0) + 1
