@@ -26,10 +26,6 @@ except ImportError:  # an older Triton: dependent launch is then never asked for
         pass
 
 
-ALONE = tl.constexpr(0)  # one block a row
-SLOTS = tl.constexpr(1)  # several blocks a row meet through global memory
-CLUSTER = tl.constexpr(2)  # several blocks a row are one cluster and meet through its shared memory
-
 # A block's mailbox and the barrier that counts the bytes which arrive in it; $0 is the mailbox, the barrier lies behind
 # it. Run before anything waits: the other blocks may send once the cluster barrier that this arrives at has passed.
 _OPEN = tl.constexpr(
@@ -111,9 +107,9 @@ _LOAD = tl.constexpr(
 
 
 @triton.jit
-def _words(p_words, m_live, EXCHANGE: tl.constexpr):
+def _words(p_words, m_live, CLUSTER: tl.constexpr):
     """Four consecutive int32 a thread, one 16-byte load: pointers [T] -> four [T], zeros where not live."""
-    if EXCHANGE == CLUSTER:  # Triton 3.6 cannot reshape a tensor that is spread over a cluster
+    if CLUSTER:  # Triton 3.6 cannot reshape a tensor that is spread over a cluster
         return tl.inline_asm_elementwise(
             _LOAD, "=&r,=&r,=&r,=&r,l,r", [p_words, m_live.to(tl.int32)], dtype=(tl.int32,) * 4, is_pure=False, pack=1
         )
@@ -126,23 +122,23 @@ def _words(p_words, m_live, EXCHANGE: tl.constexpr):
 
 
 @triton.jit
-def _halves(word, TYPE: tl.constexpr):
+def _halves(word, dtype: tl.constexpr):
     """The two 16-bit floats of an int32, as float32."""
-    if tl.bfloat16 == TYPE:
+    if dtype == tl.bfloat16:
         return (word << 16).to(tl.float32, bitcast=True), (word & -65536).to(tl.float32, bitcast=True)
     else:
-        low = word.to(tl.int16).to(TYPE, bitcast=True)
-        return low.to(tl.float32), (word >> 16).to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+        low = word.to(tl.int16).to(dtype, bitcast=True)
+        return low.to(tl.float32), (word >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def _load8(p_x, m_live, EXCHANGE: tl.constexpr):
+def _load8(p_x, m_live, CLUSTER: tl.constexpr):
     """Eight consecutive floats a thread from pointers [T] -> eight float32 [T]."""
-    TYPE: tl.constexpr = p_x.dtype.element_ty
+    dtype: tl.constexpr = p_x.dtype.element_ty
     p_words = p_x.to(tl.pointer_type(tl.int32), bitcast=True)
-    a, b, c, d = _words(p_words, m_live, EXCHANGE)
-    if tl.float32 == TYPE:
-        e, f, g, h = _words(p_words + 4, m_live, EXCHANGE)
+    a, b, c, d = _words(p_words, m_live, CLUSTER)
+    if dtype == tl.float32:
+        e, f, g, h = _words(p_words + 4, m_live, CLUSTER)
         x0 = a.to(tl.float32, bitcast=True)
         x1 = b.to(tl.float32, bitcast=True)
         x2 = c.to(tl.float32, bitcast=True)
@@ -152,10 +148,10 @@ def _load8(p_x, m_live, EXCHANGE: tl.constexpr):
         x6 = g.to(tl.float32, bitcast=True)
         x7 = h.to(tl.float32, bitcast=True)
     else:
-        x0, x1 = _halves(a, TYPE)
-        x2, x3 = _halves(b, TYPE)
-        x4, x5 = _halves(c, TYPE)
-        x6, x7 = _halves(d, TYPE)
+        x0, x1 = _halves(a, dtype)
+        x2, x3 = _halves(b, dtype)
+        x4, x5 = _halves(c, dtype)
+        x6, x7 = _halves(d, dtype)
     return x0, x1, x2, x3, x4, x5, x6, x7
 
 
@@ -174,16 +170,11 @@ def _h4(a, b, c, d):
 
 
 @triton.jit
-def _across(own, sign, BIT: tl.constexpr, EXCHANGE: tl.constexpr):
+def _across(own, sign, BIT: tl.constexpr, CLUSTER: tl.constexpr):
     """sign * own + the value of the lane that differs in BIT."""
-    if EXCHANGE == CLUSTER:
+    if CLUSTER:
         other = tl.inline_asm_elementwise(
-            "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;",
-            "=r,r,r",
-            [own, BIT],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
+            "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", "=r,r,r", [own, BIT], tl.float32, is_pure=True, pack=1
         )
     else:
         WARPS: tl.constexpr = own.shape[0] // 32
@@ -193,15 +184,15 @@ def _across(own, sign, BIT: tl.constexpr, EXCHANGE: tl.constexpr):
 
 
 @triton.jit
-def _across4(a, b, c, d, sign, BIT: tl.constexpr, EXCHANGE: tl.constexpr):
-    a = _across(a, sign, BIT, EXCHANGE)
-    b = _across(b, sign, BIT, EXCHANGE)
-    c = _across(c, sign, BIT, EXCHANGE)
-    return a, b, c, _across(d, sign, BIT, EXCHANGE)
+def _across4(a, b, c, d, sign, BIT: tl.constexpr, CLUSTER: tl.constexpr):
+    a = _across(a, sign, BIT, CLUSTER)
+    b = _across(b, sign, BIT, CLUSTER)
+    c = _across(c, sign, BIT, CLUSTER)
+    return a, b, c, _across(d, sign, BIT, CLUSTER)
 
 
 @triton.jit
-def _rotate(x0, x1, x2, x3, x4, x5, x6, x7, lane, EXCHANGE: tl.constexpr):
+def _rotate(x0, x1, x2, x3, x4, x5, x6, x7, lane, CLUSTER: tl.constexpr):
     """16 times the rotation of the block of 256 that a warp holds, in the order of lanes that `_column` gives.
 
     Column digits: d0 and the low bit of d1 are the register's number, the high bit of d1 is lane bit 0, d2 lane bits
@@ -218,12 +209,12 @@ def _rotate(x0, x1, x2, x3, x4, x5, x6, x7, lane, EXCHANGE: tl.constexpr):
     x5 = tl.fma(x5, -sign, x1)
     x6 = tl.fma(x6, -sign, x2)
     x7 = tl.fma(x7, -sign, x3)
-    x0, x1, x2, x3 = _across4(y0, y1, y2, y3, sign, 1, EXCHANGE)
-    x4, x5, x6, x7 = _across4(x4, x5, x6, x7, -sign, 1, EXCHANGE)
+    x0, x1, x2, x3 = _across4(y0, y1, y2, y3, sign, 1, CLUSTER)
+    x4, x5, x6, x7 = _across4(x4, x5, x6, x7, -sign, 1, CLUSTER)
     for bit in tl.static_range(1, 5):  # lane bits 1 and 2 are one digit, 3 and 4 another
         sign = tl.where(((lane >> ((bit - 1) // 2 * 2 + 1)) ^ (lane >> ((bit - 1) // 2 * 2 + 2))) & 1 == 0, 1.0, -1.0)
-        x0, x1, x2, x3 = _across4(x0, x1, x2, x3, sign, 1 << bit, EXCHANGE)
-        x4, x5, x6, x7 = _across4(x4, x5, x6, x7, sign, 1 << bit, EXCHANGE)
+        x0, x1, x2, x3 = _across4(x0, x1, x2, x3, sign, 1 << bit, CLUSTER)
+        x4, x5, x6, x7 = _across4(x4, x5, x6, x7, sign, 1 << bit, CLUSTER)
     return x0, x1, x2, x3, x4, x5, x6, x7
 
 
@@ -281,48 +272,48 @@ def _column(group, WORD: tl.constexpr, ROTATE: tl.constexpr):
 @triton.jit
 def _store_pair(p_pair, a, b, m_live):
     """Two floats next to each other, rounded to the pointer's type."""
-    TYPE: tl.constexpr = p_pair.dtype.element_ty
-    if tl.float32 == TYPE:
+    dtype: tl.constexpr = p_pair.dtype.element_ty
+    if dtype == tl.float32:
         tl.store(p_pair, a, mask=m_live)
         tl.store(p_pair + 1, b, mask=m_live)
     else:
-        low = a.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-        high = b.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16
+        low = a.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        high = b.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16
         tl.store(p_pair.to(tl.pointer_type(tl.int32), bitcast=True), low | high, mask=m_live)
 
 
 @triton.jit
 def prepare_kernel(
     x_ptr, x_stride, norm_ptr, eps, x8_ptr, scale_ptr, normed_ptr, mail_ptr, calls_ptr,
-    K: tl.constexpr, THREADS: tl.constexpr, PARTS: tl.constexpr, EXCHANGE: tl.constexpr,
+    K: tl.constexpr, THREADS: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, CLUSTER: tl.constexpr,
     SWIGLU: tl.constexpr, NORM: tl.constexpr, NORMED: tl.constexpr, ROTATE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One row a program, or a part of one (SLOTS, the second program id), or a row a cluster of PARTS blocks.
+    """A row a program; with SLOTS one of PARTS parts of it (the second program id); with CLUSTER a row a cluster.
 
     x_ptr     float [8, K], [8, 2K] = gate | up with SWIGLU; rows x_stride apart
     norm_ptr  float [K], read with NORM only; normed_ptr [8, K], written with NORMED only
     x8_ptr    int8 [K / 64, 8, 64]; scale_ptr float32 [8]
-    mail_ptr  int64 [2, 8, PARTS], all -1 at first, and calls_ptr int32 [8, PARTS], zeros at first: SLOTS only
+    mail_ptr  int64 [2, 8, PARTS], all -1 at first, and calls_ptr int32 [8, PARTS], zeros at first: read with SLOTS only
     THREADS   columns / 8 that a program holds (a whole cluster's with CLUSTER), a power of two
     """
     row = tl.program_id(0)
     part = tl.program_id(1)
     group = part * THREADS + tl.arange(0, THREADS)
     live = group < K // 8
-    if EXCHANGE == CLUSTER:
+    if CLUSTER:
         mailbox = tl.inline_asm_elementwise(_OPEN, "=&r,r", [group], dtype=tl.int32, is_pure=False, pack=1)
     if NORM:
-        w0, w1, w2, w3, w4, w5, w6, w7 = _load8(norm_ptr + group * 8, live, EXCHANGE)
+        w0, w1, w2, w3, w4, w5, w6, w7 = _load8(norm_ptr + group * 8, live, CLUSTER)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    if EXCHANGE == SLOTS:
-        calls = tl.load(calls_ptr + row * PARTS + part)
-    x0, x1, x2, x3, x4, x5, x6, x7 = _load8(x_ptr + row * x_stride + group * 8, live, EXCHANGE)
+    if SLOTS:
+        calls = tl.load(calls_ptr + row * PARTS + part, volatile=True)
+    x0, x1, x2, x3, x4, x5, x6, x7 = _load8(x_ptr + row * x_stride + group * 8, live, CLUSTER)
     squares = x0
     total = 0.0
     if SWIGLU:
-        u0, u1, u2, u3, u4, u5, u6, u7 = _load8(x_ptr + row * x_stride + K + group * 8, live, EXCHANGE)
+        u0, u1, u2, u3, u4, u5, u6, u7 = _load8(x_ptr + row * x_stride + K + group * 8, live, CLUSTER)
         y0 = _swiglu(x0, u0)
         y1 = _swiglu(x1, u1)
         y2 = _swiglu(x2, u2)
@@ -333,7 +324,7 @@ def prepare_kernel(
         y7 = _swiglu(x7, u7)
     elif NORM:
         squares = ((x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)) + ((x4 * x4 + x5 * x5) + (x6 * x6 + x7 * x7))
-        if EXCHANGE != CLUSTER:
+        if not CLUSTER:
             total = tl.sum(squares, 0)
         y0 = x0 * (1.0 + w0)
         y1 = x1 * (1.0 + w1)
@@ -346,16 +337,16 @@ def prepare_kernel(
     else:
         y0, y1, y2, y3, y4, y5, y6, y7 = x0, x1, x2, x3, x4, x5, x6, x7
     if ROTATE:
-        y0, y1, y2, y3, y4, y5, y6, y7 = _rotate(y0, y1, y2, y3, y4, y5, y6, y7, group & 31, EXCHANGE)
+        y0, y1, y2, y3, y4, y5, y6, y7 = _rotate(y0, y1, y2, y3, y4, y5, y6, y7, group & 31, CLUSTER)
     largest = _larger(_larger(_larger(y0, y1), _larger(y2, y3)), _larger(_larger(y4, y5), _larger(y6, y7)))
     bits = largest.to(tl.int32, bitcast=True)  # of a number that is not negative: ordered as the number, NaN on top
-    if EXCHANGE == CLUSTER:
+    if CLUSTER:
         bits, total = tl.inline_asm_elementwise(
             _MEET, "=&r,=&r,r,r,r", [bits, squares, mailbox], dtype=(tl.int32, tl.float32), is_pure=False, pack=1
         )
     else:
         bits = tl.max(bits, 0)
-        if EXCHANGE == SLOTS:
+        if SLOTS:
             bits, total = _meet_in_slots(bits, total, calls, mail_ptr, calls_ptr, row, part, PARTS)
     absmax = bits.to(tl.float32, bitcast=True)
     tiny = bits < 0x0D800000  # 2^-100

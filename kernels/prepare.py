@@ -21,7 +21,7 @@ In one launch a row needs its maximum before its first code. Three forms of the 
 one block a row (every backend); several blocks a row that meet in global memory, each spinning for the others; or
 that are one thread block cluster and send their maxima into each other's shared memory (NVIDIA from compute
 capability 9.0). The sum of squares adds up in another order in each, so a form is fixed for a device and a K.
-Sources: the format's rotation as ComfyUI's W4A8 and int8 ConvRot checkpoints define it.
+Source: what ComfyUI's W4A8 and int8 ConvRot checkpoints mean; the rotation is kernels/rotation.py's.
 """
 
 from dataclasses import dataclass
@@ -29,12 +29,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .rotation import BLOCK, rotate16
+from .rotation import BLOCK
 from .rows import SLOTS
+
+try:
+    import triton
+except ImportError:  # the reference needs no Triton
+    triton = None
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _TINY = 2.0**-100
-FORMS = ("alone", "slots", "cluster")
+
+
+def rotate_exactly(x: Tensor) -> Tensor:
+    """x [..., K] float, K a multiple of 256 -> 16 H x, same shape and dtype, each value by the one tree of additions.
+
+    kernels/rotation.py has the same map as a matrix product, whose order of additions the library chooses.
+    """
+    y = x.reshape(*x.shape[:-1], -1, 4, 4, 4, 4)
+    for digit in (-1, -2, -3, -4):
+        a, b, c, d = y.unbind(digit)
+        s, m, p, t = a + b, a - b, c + d, c - d
+        y = torch.stack((s + t, s - t, m + p, p - m), digit)
+    return y.reshape(x.shape)
 
 
 def reference(
@@ -73,8 +90,8 @@ def prepare_rows(
     elif norm is not None:
         root = torch.rsqrt(x.square().mean(-1) + eps)
         x = x * (1.0 + norm.float())
-    y = rotate16(x) if rotate else x
-    absmax = y.abs().amax(-1)
+    y = rotate_exactly(x) if rotated else x
+    absmax = y.abs().amax()
     finite, tiny = torch.isfinite(absmax), absmax < _TINY
     inverse = torch.where(finite & ~tiny, torch.full_like(absmax, 127.0) / absmax, 0.0)
     codes = torch.where(finite[:, None], y * inverse[:, None], 0.0).round().to(torch.int8)
@@ -91,7 +108,7 @@ def pack_order(x8: Tensor) -> Tensor:
 class Plan:
     """How a row of K columns is spread over the GPU; chosen once for a device and a K.
 
-    form   one of FORMS
+    form   "alone" (one block a row), "slots" or "cluster" (several), as above
     parts  blocks a row, 1 for "alone"
     warps  warps a block; a thread holds eight columns
     """
@@ -101,19 +118,21 @@ class Plan:
     warps: int
 
 
-def plan_for(k: int, capability: tuple[int, int] | None) -> Plan:
-    """The plan for K columns; `capability` is an NVIDIA GPU's compute capability, None on other backends.
+def plan_for(k: int, capability: tuple[int, int] | None, processors: int = 0) -> Plan:
+    """The plan for K columns on an NVIDIA GPU of that compute capability and number of multiprocessors, else None.
 
-    One block a row pays about 100 issued instructions a warp and scheduler (1,500 cycles at K = 4096), so rows are
-    spread as soon as they fill a block of four warps. A cluster has 8 blocks at most everywhere.
+    A warp issues about 400 instructions for 256 columns and four schedulers share a block's warps: 1,600 cycles for
+    K = 4096 in one block. So a row is spread as soon as it fills a block of four warps. Eight blocks are the largest
+    cluster that every such GPU takes. Blocks that spin must all be resident: four of them fit any multiprocessor.
     """
     threads = _power_of_two(k // 8)
     if capability is not None and threads > 128:
         if capability >= (9, 0) and threads <= 4096:
             parts = 4 if threads <= 512 else 8
             return Plan("cluster", parts, threads // (32 * parts))
-        if k <= 32 * 1024:
-            return Plan("slots", -(-k // 1024), 4)
+        parts = -(-k // 1024)
+        if parts <= 32 and SLOTS * parts <= 4 * processors:
+            return Plan("slots", parts, 4)
     return Plan("alone", 1, max(1, min(32, threads // 32)))
 
 
@@ -149,7 +168,11 @@ def allocate(k: int, device, *, normed: torch.dtype | None = None, plan: Plan | 
     device = torch.device(device)
     if plan is None:
         nvidia = device.type == "cuda" and torch.version.hip is None
-        plan = plan_for(k, torch.cuda.get_device_capability(device) if nvidia else None)
+        if nvidia:
+            properties = torch.cuda.get_device_properties(device)
+            plan = plan_for(k, (properties.major, properties.minor), properties.multi_processor_count)
+        else:
+            plan = plan_for(k, None)
     cells = plan.parts if plan.form == "slots" else 0
     return Prepared(
         plan,
@@ -181,27 +204,33 @@ def prepare(
     """
     from . import _prepare_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
-    _check_prologue(x, norm, eps, swiglu, rotate)
-    _check_buffers(x, norm, swiglu, out)
-    k, plan = out.x8.shape[0] * 64, out.plan
-    threads = plan.warps * 32 * (plan.parts if plan.form == "cluster" else 1)
-    if plan.form == "alone":
-        threads = _power_of_two(k // 8)
-    grid = (SLOTS, plan.parts if plan.form == "slots" else 1)
-    # Contracted products would round otherwise than the reference.
-    options = {"num_warps": plan.warps, "enable_fp_fusion": False}
-    if plan.form == "cluster":
-        options["num_ctas"] = plan.parts
-    if dependent:
-        options["launch_pdl"] = True
-    _kernels.prepare_kernel[grid](
-        x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps,
-        out.x8, out.x_scale, x if out.normed is None else out.normed, out.mail, out.calls,
-        K=k, THREADS=max(32, threads), PARTS=plan.parts, EXCHANGE=FORMS.index(plan.form),
-        SWIGLU=swiglu, NORM=norm is not None, NORMED=out.normed is not None, ROTATE=rotate, DEPENDENT=dependent,
-        **options,
-    )  # fmt: skip
-    return out
+        x          bf16, fp16 or fp32 [8, K], or [8, 2K] = gate | up with swiglu; rows may lie further apart
+        norm       [K] in one of these dtypes, the w of 1 + w, with its eps
+        rotate     False for weights in the plain basis
+        dependent  launched as a programmatic dependent of the kernel before it (NVIDIA, from compute capability 9.0)
+        Raises ValueError where a shape, dtype, stride, alignment or device does not fit.
+        """
+        _check_prologue(x, norm, eps, swiglu, rotate)
+        _check_buffers(x, norm, swiglu, out)
+        k, plan = out.x8.shape[0] * 64, out.plan
+        threads = plan.warps * 32 * (plan.parts if plan.form == "cluster" else 1)
+        if plan.form == "alone":
+            threads = _power_of_two(k // 8)
+        grid = (SLOTS, plan.parts if plan.form == "slots" else 1)
+        # Contracted products would round otherwise than the reference.
+        options = {"num_warps": plan.warps, "enable_fp_fusion": False}
+        if plan.form == "cluster":
+            options["num_ctas"] = plan.parts
+        if dependent:
+            options["launch_pdl"] = True
+        _kernels.prepare_kernel[grid](
+            x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps,
+            out.x8, out.x_scale, x if out.normed is None else out.normed, out.mail, out.calls,
+            K=k, THREADS=max(32, threads), PARTS=plan.parts, SLOTS=plan.form == "slots",
+            CLUSTER=plan.form == "cluster", SWIGLU=swiglu, NORM=norm is not None, NORMED=out.normed is not None,
+            ROTATE=rotate, DEPENDENT=dependent, **options,
+        )  # fmt: skip
+        return out
 
 
 def _check_prologue(x, norm, eps, swiglu, rotate):

@@ -31,10 +31,11 @@ def kernel_module():
     return module
 
 
-def source(kernel, dtype, threads, parts, exchange, *, k, swiglu=False, norm=False, normed=False, dependent=False):
+def source(kernel, form, dtype, threads, parts, *, k, swiglu=False, norm=False, normed=False, dependent=False):
     pointers = {"x_ptr": dtype, "norm_ptr": "fp32", "x8_ptr": "i8", "scale_ptr": "fp32"}
     pointers |= {"normed_ptr": dtype, "mail_ptr": "i64", "calls_ptr": "i32"}
-    constants = {"K": k, "THREADS": threads, "PARTS": parts, "EXCHANGE": exchange, "SWIGLU": swiglu, "NORM": norm}
+    constants = {"K": k, "THREADS": threads, "PARTS": parts, "SWIGLU": swiglu, "NORM": norm}
+    constants |= {"SLOTS": form == "slots", "CLUSTER": form == "cluster"}
     constants |= {"NORMED": normed, "ROTATE": True, "DEPENDENT": dependent}
     types = {name: "*" + kind for name, kind in pointers.items()} | {"x_stride": "i32", "eps": "fp32"}
     types |= dict.fromkeys(constants, "constexpr")
@@ -46,15 +47,15 @@ def source(kernel, dtype, threads, parts, exchange, *, k, swiglu=False, norm=Fal
 def variants(kernel, target):
     """(source, options) of what plan_for asks for on a target."""
     alone = {"num_warps": 16, "enable_fp_fusion": False}
-    yield source(kernel, "bf16", 512, 1, 0, k=4096, norm=True, normed=True), alone
+    yield source(kernel, "alone", "bf16", 512, 1, k=4096, norm=True, normed=True), alone
     if target.backend == "cuda":
         slots = {"num_warps": 4, "enable_fp_fusion": False}
-        yield source(kernel, "bf16", 128, 17, 1, k=17408, swiglu=True), slots
+        yield source(kernel, "slots", "bf16", 128, 17, k=17408, swiglu=True), slots
         if target.arch >= 90:
             dependent = {"launch_pdl": True, "enable_fp_fusion": False}
-            cluster = source(kernel, "bf16", 512, 4, 2, k=4096, norm=True, normed=True, dependent=True)
+            cluster = source(kernel, "cluster", "bf16", 512, 4, k=4096, norm=True, normed=True, dependent=True)
             yield cluster, {**dependent, "num_warps": 4, "num_ctas": 4}
-            cluster = source(kernel, "fp32", 4096, 8, 2, k=17408, swiglu=True, dependent=True)
+            cluster = source(kernel, "cluster", "fp32", 4096, 8, k=17408, swiglu=True, dependent=True)
             yield cluster, {**dependent, "num_warps": 16, "num_ctas": 8}
 
 

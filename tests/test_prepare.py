@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from fastqwen.kernels import prepare as module
-from fastqwen.kernels.prepare import Plan, allocate, pack_order, plan_for, reference
+from fastqwen.kernels.prepare import Plan, allocate, pack_order, plan_for, reference, rotate_exactly
 from fastqwen.kernels.rms_norm import rms_norm
-from fastqwen.kernels.rotation import rotate
+from fastqwen.kernels.rotation import matrix
 
 WIDTHS = (256, 768, 1024, 2560, 3584, 5120, 9216, 12288, 17408)
 PROLOGUES = ("none", "norm", "swiglu")
@@ -40,11 +40,6 @@ def case(k, prologue, dtype=torch.bfloat16, seed=0, device="cpu"):
     return x.to(dtype).to(device), options
 
 
-def h256():
-    h4 = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64)
-    return torch.kron(torch.kron(torch.kron(h4, h4), h4), h4) / 16
-
-
 def definition(x, norm=None, eps=None, swiglu=False, rotated=True):
     """(y, absmax, r, |error of y| at most) in float64, by rows; the error is that of the float32 computation."""
     x = x.double()
@@ -65,7 +60,7 @@ def definition(x, norm=None, eps=None, swiglu=False, rotated=True):
     if not rotated:
         return x, x.abs().amax(1), root, error
     blocks = x.view(x.shape[0], -1, 256)
-    y = (blocks @ h256()).view_as(x)
+    y = (blocks @ matrix().double()).view_as(x)
     # Eight additions, each rounded: partial sums stay below the sum of the absolute values.
     spread = (blocks.abs().sum(2, keepdim=True) / 16 * 8 * UNIT).expand_as(blocks)
     carried = (error.view_as(blocks).sum(2, keepdim=True) / 16).expand_as(blocks)
@@ -108,10 +103,10 @@ def test_reference_without_rotation_and_in_every_dtype(dtype):
     assert_is_definition(x, *reference(x, rotate=False), rotated=False)
 
 
-def test_rotation_is_its_own_inverse_and_the_kronecker_product():
+def test_tree_of_additions_is_the_rotation():
     x = torch.randn(3, 1024, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    assert torch.allclose(rotate(rotate(x)), x, rtol=0, atol=1e-14)
-    assert torch.allclose(rotate(x), (x.view(3, 4, 256) @ h256()).view(3, 1024), rtol=0, atol=1e-14)
+    expected = (x.view(3, 4, 256) @ matrix().double()).view(3, 1024)
+    assert torch.allclose(rotate_exactly(x) / 16, expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("prologue", PROLOGUES)
@@ -163,13 +158,14 @@ def test_bad_input_is_refused_with_the_remedy():
 def test_plans_hold_every_column_and_fit_the_mailbox():
     for k in range(256, 40_000, 256):
         for capability in (None, (7, 5), (8, 6), (9, 0), (12, 0)):
-            plan = plan_for(k, capability)
+            plan = plan_for(k, capability, 132)
             if plan.form == "cluster":
                 assert plan.parts * plan.warps * 256 >= k and plan.parts <= 8 and plan.parts * plan.warps <= 128
             elif plan.form == "slots":
                 assert plan.parts * plan.warps * 256 >= k and plan.parts <= 32
             assert plan.warps & (plan.warps - 1) == 0 and plan.warps <= 32
             assert plan.form == "alone" or capability is not None
+    assert plan_for(17408, (7, 5), 14).form == "alone"  # 136 spinning blocks would not all be resident
 
 
 def forms(k):
