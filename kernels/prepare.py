@@ -32,11 +32,6 @@ from torch import Tensor
 from .rotation import BLOCK
 from .rows import SLOTS
 
-try:
-    import triton
-except ImportError:  # the reference needs no Triton
-    triton = None
-
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _TINY = 2.0**-100
 
@@ -46,7 +41,7 @@ def rotate_exactly(x: Tensor) -> Tensor:
 
     kernels/rotation.py has the same map as a matrix product, whose order of additions the library chooses.
     """
-    y = x.reshape(*x.shape[:-1], -1, 4, 4, 4, 4)
+    y = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, 4, 4, 4, 4)
     for digit in (-1, -2, -3, -4):
         a, b, c, d = y.unbind(digit)
         s, m, p, t = a + b, a - b, c + d, c - d
@@ -90,8 +85,8 @@ def prepare_rows(
     elif norm is not None:
         root = torch.rsqrt(x.square().mean(-1) + eps)
         x = x * (1.0 + norm.float())
-    y = rotate_exactly(x) if rotated else x
-    absmax = y.abs().amax()
+    y = rotate_exactly(x) if rotate else x
+    absmax = y.abs().amax(-1)
     finite, tiny = torch.isfinite(absmax), absmax < _TINY
     inverse = torch.where(finite & ~tiny, torch.full_like(absmax, 127.0) / absmax, 0.0)
     codes = torch.where(finite[:, None], y * inverse[:, None], 0.0).round().to(torch.int8)
@@ -204,33 +199,27 @@ def prepare(
     """
     from . import _prepare_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
-        x          bf16, fp16 or fp32 [8, K], or [8, 2K] = gate | up with swiglu; rows may lie further apart
-        norm       [K] in one of these dtypes, the w of 1 + w, with its eps
-        rotate     False for weights in the plain basis
-        dependent  launched as a programmatic dependent of the kernel before it (NVIDIA, from compute capability 9.0)
-        Raises ValueError where a shape, dtype, stride, alignment or device does not fit.
-        """
-        _check_prologue(x, norm, eps, swiglu, rotate)
-        _check_buffers(x, norm, swiglu, out)
-        k, plan = out.x8.shape[0] * 64, out.plan
-        threads = plan.warps * 32 * (plan.parts if plan.form == "cluster" else 1)
-        if plan.form == "alone":
-            threads = _power_of_two(k // 8)
-        grid = (SLOTS, plan.parts if plan.form == "slots" else 1)
-        # Contracted products would round otherwise than the reference.
-        options = {"num_warps": plan.warps, "enable_fp_fusion": False}
-        if plan.form == "cluster":
-            options["num_ctas"] = plan.parts
-        if dependent:
-            options["launch_pdl"] = True
-        _kernels.prepare_kernel[grid](
-            x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps,
-            out.x8, out.x_scale, x if out.normed is None else out.normed, out.mail, out.calls,
-            K=k, THREADS=max(32, threads), PARTS=plan.parts, SLOTS=plan.form == "slots",
-            CLUSTER=plan.form == "cluster", SWIGLU=swiglu, NORM=norm is not None, NORMED=out.normed is not None,
-            ROTATE=rotate, DEPENDENT=dependent, **options,
-        )  # fmt: skip
-        return out
+    _check_prologue(x, norm, eps, swiglu, rotate)
+    _check_buffers(x, norm, swiglu, out)
+    k, plan = out.x8.shape[0] * 64, out.plan
+    threads = plan.warps * 32 * (plan.parts if plan.form == "cluster" else 1)
+    if plan.form == "alone":
+        threads = _power_of_two(k // 8)
+    grid = (SLOTS, plan.parts if plan.form == "slots" else 1)
+    # Contracted products would round otherwise than the reference.
+    options = {"num_warps": plan.warps, "enable_fp_fusion": False}
+    if plan.form == "cluster":
+        options["num_ctas"] = plan.parts
+    if dependent:
+        options["launch_pdl"] = True
+    _kernels.prepare_kernel[grid](
+        x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps,
+        out.x8, out.x_scale, x if out.normed is None else out.normed, out.mail, out.calls,
+        K=k, THREADS=max(32, threads), PARTS=plan.parts, SLOTS=plan.form == "slots",
+        CLUSTER=plan.form == "cluster", SWIGLU=swiglu, NORM=norm is not None, NORMED=out.normed is not None,
+        ROTATE=rotate, DEPENDENT=dependent, **options,
+    )  # fmt: skip
+    return out
 
 
 def _check_prologue(x, norm, eps, swiglu, rotate):

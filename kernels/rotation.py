@@ -9,6 +9,7 @@ H is symmetric and its own inverse, so the same function rotates and un-rotates,
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256
@@ -22,22 +23,14 @@ def matrix(device: torch.device | str = "cpu") -> Tensor:
     return torch.kron(h16, h16) / 16
 
 
-def rotate16(x: Tensor) -> Tensor:
-    """16 H x: x [..., K] -> [..., K], same dtype, K a multiple of 256. Raises ValueError otherwise.
-
-    Additions only, four a value in one fixed tree (h4 over each base-4 digit of the column, lowest digit first), so a
-    row's bits are the same alone and among others.
-    """
-    if not x.is_floating_point() or x.shape[-1] % BLOCK:
-        raise ValueError(f"rotate takes floats with a multiple of {BLOCK} columns, got {x.dtype} {list(x.shape)}")
-    y = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, 4, 4, 4, 4)
-    for digit in (-1, -2, -3, -4):
-        a, b, c, d = y.unbind(digit)
-        s, m, p, t = a + b, a - b, c + d, c - d
-        y = torch.stack((s + t, s - t, m + p, p - m), digit)
-    return y.reshape(x.shape)
-
-
 def rotate(x: Tensor) -> Tensor:
-    """x [..., K] -> [..., K], rotated by blocks; the 1/16 is exact. Raises ValueError as `rotate16` does."""
-    return rotate16(x) / 16
+    """x [..., K] float32 -> [..., K] float32, K a multiple of 256. Raises ValueError otherwise.
+
+    Products are exact; the 255 additions of a value round in the order of the library's matrix product. That order
+    may depend on how many rows are given together, so a row's bits are not promised to be the same alone and among
+    others: whoever needs that passes a fixed number of rows.
+    """
+    if x.dtype != torch.float32 or x.shape[-1] % BLOCK:
+        raise ValueError(f"rotate takes float32 with a multiple of {BLOCK} columns, got {x.dtype} {list(x.shape)}")
+    blocks = x.unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
+    return F.linear(blocks, matrix(x.device)).reshape(x.shape)
