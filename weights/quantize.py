@@ -228,7 +228,8 @@ class _Grouped:
         for _ in range(ROUNDS):
             ratio = x / scale[..., None]
             if self.bits == 4:
-                level = self.levels[torch.bucketize(ratio, self.middles, out_int32=True)]
+                nearest = torch.bucketize(ratio, self.middles, out_int32=True).flatten()
+                level = self.levels.index_select(0, nearest).view_as(x)
             else:
                 level = ratio.round_().clamp_(-31, 31)
             power = _sum16(level * level)
