@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import fields
 
 import pytest
 import quantised
@@ -10,8 +11,10 @@ import tiny
 import torch
 from fastqwen.model.config import read_config
 from fastqwen.model.convert import choose, convert
-from fastqwen.weights import Checkpoint, FastQwenError
+from fastqwen.weights import Checkpoint, FastQwenError, Reader
+from fastqwen.weights.decode import to_grid
 from fastqwen.weights.quantize import encode
+from fastqwen.weights.stored import read_layer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -248,6 +251,25 @@ def test_progress_reaches_the_whole_of_the_source(folders, target):
     calls = []
     result, _ = quantise(folders["gqa4"], target, on_progress=lambda done, total: calls.append((done, total)))
     assert calls[-1] == (result.bytes_before, result.bytes_before) and calls == sorted(calls)
+
+
+@pytest.mark.parametrize("format", ["w4a8", "w6a8", "int8"])
+def test_our_reader_finds_the_layers_that_encode_made(folders, target, format):
+    result, tensors = quantise(folders["untied"], target, format)
+    before = source(folders["untied"])
+    checkpoint = Checkpoint.open(target)
+    names = read_config(checkpoint)[1]
+    canonical = {stored: name for name, stored in names.items()}
+    reader = Reader(checkpoint, names, torch.device("cpu"), torch.float32)
+    for layer in result.layers:
+        name = canonical[layer.name + ".weight"].removesuffix(".weight")
+        found = read_layer(reader, name, (layer.rows, layer.columns))
+        assert torch.equal(to_grid(found).values, quantised.grid(quantised.sides(tensors, layer.name)))
+        rotated = layer.format != "int8" or name != "embed_tokens"
+        made = encode(before[layer.name + ".weight"], layer.format, rotated=rotated).stored(name)
+        for field in fields(made):
+            a, b = getattr(found, field.name), getattr(made, field.name)
+            assert torch.equal(a.float(), b.float()) if isinstance(a, torch.Tensor) else a == b, field.name
 
 
 def test_comfy_kitchens_layouts_read_the_file(folders, target):
