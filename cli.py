@@ -7,6 +7,7 @@ import platform
 import sys
 
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
+QUANTISED = ("w4a8", "w6a8", "int8")
 NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
 
 
@@ -64,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
     inspect.set_defaults(run=_inspect)
 
+    _add_quantize(commands.add_parser("quantize", help="write a checkpoint in a 4-bit, 6-bit or 8-bit format"))
+
     doctor = commands.add_parser("doctor", help="versions, devices, and what computes each operation")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(run=_doctor)
@@ -91,6 +94,19 @@ def _add_generate(parser):
     add("--tokenizer", metavar="PATH", help="tokenizer.json or its folder, if not beside the checkpoint")
     add("--json", action="store_true", help="print one JSON object with text, thinking and report; do not stream")
     parser.set_defaults(run=_generate)
+
+
+def _add_quantize(parser):
+    add = parser.add_argument
+    add("source", metavar="SRC", help="checkpoint folder, .safetensors file, or demo; bf16, fp16 or fp32 weights")
+    add("target", metavar="DST", help="the .safetensors file to write")
+    add("--format", required=True, choices=QUANTISED, help="4, 6 or 8 bits a weight; all compute in int8")
+    add("--keep", action="append", default=[], metavar="PATTERN", help="leave tensors of this name as they are, such "
+        "as '*.layers.0.*' (may be repeated)")  # fmt: skip
+    add("--device", default="auto", metavar="D", help="where to compute: auto, cpu, cuda, ... (default auto)")
+    add("--overwrite", action="store_true", help="replace DST if it exists")
+    add("--json", action="store_true", help="print one JSON object with every layer's error")
+    parser.set_defaults(run=_quantize)
 
 
 def _generate(arguments) -> int:
@@ -180,49 +196,37 @@ class _Bar:
 
 
 def _inspect(arguments) -> int:
-    from dataclasses import asdict
-
     from .engine import resolve_path
     from .model.summary import summarise
     from .weights import Checkpoint
 
     checkpoint = Checkpoint.open(resolve_path(arguments.path))
     summary = summarise(checkpoint)
-    config = summary.config
     if arguments.json:
-        value = {
-            "path": str(checkpoint.path),
-            "architecture": "qwen3_5",
-            "config": asdict(config),
-            "values": summary.values,
-            "bytes": summary.bytes,
-            "mtp": config.has_mtp,
-            "vision": config.vision is not None,
-            "groups": [asdict(group) for group in summary.groups],
-        }
-        print(json.dumps(value))
-        return 0
-    kinds = config.layer_kinds
-    attention, deltanet = config.attention, config.deltanet
-    print(f"{checkpoint.path}: dense Qwen3.5 family (qwen3_5)")
-    print(
-        f"  {len(kinds)} layers ({kinds.count('linear_attention')} DeltaNet, {kinds.count('full_attention')} "
-        f"attention), hidden {config.hidden_size}, inner {config.intermediate_size}, vocabulary {config.vocab_size}"
-    )
-    print(f"  attention: {attention.heads} query and {attention.kv_heads} key-value heads of {attention.head_dim}")
-    print(
-        f"  DeltaNet: {deltanet.key_heads} key heads of {deltanet.key_dim}, {deltanet.value_heads} value heads of "
-        f"{deltanet.value_dim}"
-    )
-    vision = "present" if config.vision else "absent"
-    print(
-        f"  head: {'tied' if config.tied_head else 'own'}; MTP head: {'present' if config.has_mtp else 'absent'}; "
-        f"vision tower: {vision}"
-    )
-    for group in summary.groups:
-        formats = ", ".join(f"{count} {name}" for name, count in group.formats.items())
-        print(f"  {group.name:<10} {group.values:>15,} values {group.bytes / 1e6:>12,.1f} MB   {formats}")
-    print(f"  {'all':<10} {summary.values:>15,} values {summary.bytes / 1e6:>12,.1f} MB")
+        print(json.dumps({"path": str(checkpoint.path)} | summary.to_dict()))
+    else:
+        print(f"{checkpoint.path}: dense Qwen3.5 family (qwen3_5)", *summary.lines(), sep="\n  ")
+    return 0
+
+
+def _quantize(arguments) -> int:
+    from .engine import resolve_device, resolve_path
+    from .model.convert import convert
+    from .weights import Checkpoint
+
+    device = resolve_device(arguments.device)
+    source = Checkpoint.open(resolve_path(arguments.source))
+    with _Bar("quantising", "B") as bar:
+        done = convert(
+            source,
+            arguments.target,
+            arguments.format,
+            keep=arguments.keep,
+            device=device,
+            overwrite=arguments.overwrite,
+            on_progress=bar,
+        )
+    print(json.dumps(done.to_dict()) if arguments.json else "\n".join(done.lines()))
     return 0
 
 

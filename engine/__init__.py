@@ -7,12 +7,12 @@ for delta in load("demo").reply("a fox in the snow"):
 
 from ..weights import FastQwenError
 from .engine import MTP_CHOICES, Engine, Reply, Result
-from .load import load, resolve_path
+from .load import load, resolve_device, resolve_path
 from .report import Progress, Report
 from .sampling import GREEDY, SamplingSettings
 from .text import Delta
 
 __all__ = [
     "GREEDY", "MTP_CHOICES", "Delta", "Engine", "FastQwenError", "Progress", "Reply", "Report", "Result",
-    "SamplingSettings", "load", "resolve_path",
+    "SamplingSettings", "load", "resolve_device", "resolve_path",
 ]  # fmt: skip

@@ -39,7 +39,7 @@ def load(
     on_load    told (bytes done, bytes in all) after every tensor
     Raises FastQwenError, one sentence, for anything that cannot be loaded.
     """
-    torch_device = _device(device)
+    torch_device = resolve_device(device)
     torch_dtype = _dtype(dtype, torch_device)
     source = resolve_path(path)
     checkpoint = Checkpoint.open(source)
@@ -55,7 +55,8 @@ def load(
     return Engine(model.trunk, text, ChatTemplate.load(source, text), mtp_head=head, notes=notes)
 
 
-def _device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is the first GPU, else the CPU. Raises FastQwenError for a device that cannot be used here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -48,13 +48,8 @@ class HFConfig:
             if not isinstance(config, dict):
                 raise FastQwenError(f"{where} is not a JSON object: get the file again.")
             return cls(config, where)
-        beside = checkpoint.folder / "config.json"
-        if beside.exists():
-            config = read_json(beside)
-            # Beside a single file in a shared folder, a config.json may belong to something else altogether.
-            if checkpoint.path.is_dir() or config.get("model_type") in MODEL_TYPES:
-                return cls(config, f"'{beside}'")
-        return cls({}, "no config")
+        beside = _config_beside(checkpoint)
+        return cls(read_json(beside), f"'{beside}'") if beside else cls({}, "no config")
 
     def integer(self, key: str, default: int) -> int:
         value = self.text.get(key, default)
@@ -108,6 +103,23 @@ class HFConfig:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise FastQwenError(f"{self.where} sets {key} to {value!r}; a positive number is expected.")
         return float(value)
+
+
+def config_text(checkpoint: Checkpoint) -> str | None:
+    """The text of the config that `HFConfig.of` reads, unchanged, or None."""
+    if "config" in checkpoint.metadata:
+        return checkpoint.metadata["config"]
+    beside = _config_beside(checkpoint)
+    return beside.read_text(encoding="utf-8") if beside else None
+
+
+def _config_beside(checkpoint):
+    beside = checkpoint.folder / "config.json"
+    if not beside.exists():
+        return None
+    # Beside a single file in a shared folder, a config.json may belong to something else altogether.
+    ours = checkpoint.path.is_dir() or read_json(beside).get("model_type") in MODEL_TYPES
+    return beside if ours else None
 
 
 def _is_three_counts(value) -> bool:

@@ -1,6 +1,6 @@
 """What is in a checkpoint, read from headers alone."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..weights import Checkpoint, TensorEntry
 from ..weights.formats import PLAIN, marked_formats
@@ -44,6 +44,37 @@ class Summary:
     @property
     def bytes(self) -> int:
         return sum(group.bytes for group in self.groups)
+
+    def to_dict(self) -> dict:
+        """Everything, as JSON-able values."""
+        return {
+            "architecture": "qwen3_5",
+            "config": asdict(self.config),
+            "values": self.values,
+            "bytes": self.bytes,
+            "mtp": self.config.has_mtp,
+            "vision": self.config.vision is not None,
+            "groups": [asdict(group) for group in self.groups],
+        }
+
+    def lines(self) -> list[str]:
+        """The same for people, without the path."""
+        config, attention, deltanet = self.config, self.config.attention, self.config.deltanet
+        kinds = config.layer_kinds
+        lines = [
+            f"{len(kinds)} layers ({kinds.count('linear_attention')} DeltaNet, {kinds.count('full_attention')} "
+            f"attention), hidden {config.hidden_size}, inner {config.intermediate_size}, "
+            f"vocabulary {config.vocab_size}",
+            f"attention: {attention.heads} query and {attention.kv_heads} key-value heads of {attention.head_dim}",
+            f"DeltaNet: {deltanet.key_heads} key heads of {deltanet.key_dim}, {deltanet.value_heads} value heads of "
+            f"{deltanet.value_dim}",
+            f"head: {'tied' if config.tied_head else 'own'}; MTP head: {'present' if config.has_mtp else 'absent'}; "
+            f"vision tower: {'present' if config.vision else 'absent'}",
+        ]
+        for group in self.groups:
+            formats = ", ".join(f"{count} {name}" for name, count in group.formats.items())
+            lines.append(f"{group.name:<10} {group.values:>15,} values {group.bytes / 1e6:>12,.1f} MB   {formats}")
+        return [*lines, f"{'all':<10} {self.values:>15,} values {self.bytes / 1e6:>12,.1f} MB"]
 
 
 def summarise(checkpoint: Checkpoint) -> Summary:

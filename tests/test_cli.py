@@ -81,6 +81,43 @@ def test_inspect_names_packed_formats(capsys, folder, tmp_path):
     assert code == 0 and "int8_tensorwise" in out
 
 
+def test_quantize_writes_a_file_that_inspect_reads_and_prints_the_errors(capsys, tmp_path):
+    target = tmp_path / "demo.safetensors"
+    code, out, err = run(capsys, "quantize", "demo", target, "--format", "w6a8", "--keep", "mtp.*", "--device", "cpu")
+    assert code == 0 and "layers quantised (w6a8)" in out and "mean 0.0" in out and "left as they are (--keep)" in out
+    assert "give --tokenizer" in out
+    code, out, _ = run(capsys, "inspect", target)
+    assert code == 0 and "asym_w4a8_int8" in out and "int8_tensorwise" in out and "MTP head: present" in out
+    options = ("quantize", "demo", target, "--format", "int8", "--json", "--overwrite")
+    code, out, _ = run(capsys, *options)
+    value = json.loads(out)
+    assert code == 0 and value["bytes_after"] == target.stat().st_size < value["bytes_before"]
+    assert all(0 < layer["relative_error"] < 0.01 for layer in value["layers"])
+
+
+@pytest.mark.parametrize(
+    "arguments,word",
+    [
+        (["FOLDER", "NEW"], "--format"),
+        (["FOLDER", "NEW", "--format", "w5a8"], "w5a8"),
+        (["/nowhere", "NEW", "--format", "w4a8"], "/nowhere"),
+        (["FOLDER", "/nowhere/new.safetensors", "--format", "w4a8"], "/nowhere"),
+        (["FOLDER", "new.gguf", "--format", "w4a8"], "new.gguf"),
+        (["FOLDER", "NEW", "--format", "w4a8", "--keep", "nothing.*"], "nothing.*"),
+        (["FOLDER", "NEW", "--format", "w4a8", "--device", "cuda:77"], "cuda:77"),
+        (["FOLDER", "FOLDER/model.safetensors", "--format", "w4a8", "--overwrite"], "source itself"),
+        (["FOLDER", "FOLDER/model.safetensors", "--format", "w4a8"], "source itself"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_mistake_in_quantize_gives_one_line_and_leaves_no_file(capsys, folder, tmp_path, arguments, word):
+    new = str(tmp_path / "new.safetensors")
+    code, out, err = run(capsys, "quantize", *(a.replace("FOLDER", folder).replace("NEW", new) for a in arguments))
+    assert code == 2 and out == ""
+    assert len(err.splitlines()) == 1 and word in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_doctor_names_versions_devices_and_a_backend_for_every_operation(capsys):
     code, out, _ = run(capsys, "doctor", "--json")
     value = json.loads(out)
