@@ -12,13 +12,19 @@ from ..mtp.head import MtpHead
 from ..weights import Checkpoint, FastQwenError
 from .engine import Engine
 
-DEMO = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
+_DEMO = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
+# The checkpoint that comes with the package, in the formats it comes in.
+DEMOS = {
+    "demo": _DEMO / "demo-w6a8.safetensors",
+    "demo-w4a8": _DEMO / "demo-w4a8.safetensors",
+    "demo-bf16": _DEMO,
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def resolve_path(path) -> Path:
-    """ "demo" is the checkpoint that comes with the package; anything else is a path."""
-    return DEMO if str(path) == "demo" else Path(path).expanduser()
+    """The shipped checkpoint for "demo", "demo-w4a8" and "demo-bf16"; anything else is a path."""
+    return DEMOS.get(str(path)) or Path(path).expanduser()
 
 
 def load(
@@ -30,7 +36,7 @@ def load(
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
 ) -> Engine:
-    """Loads a checkpoint: a Hugging Face folder, a ComfyUI single file, or "demo".
+    """Loads a checkpoint: a Hugging Face folder, a ComfyUI single file, or "demo" (W6A8; also "demo-w4a8", "demo-bf16").
 
     device     "auto" (the first GPU, else the CPU), or a torch device such as "cpu" or "cuda:1"
     dtype      "auto" (bf16 on a GPU, fp32 on a CPU), "bf16" or "fp32": what it computes in

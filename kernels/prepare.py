@@ -29,24 +29,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .rotation import BLOCK
+from .rotation import BLOCK, rotate_exactly
 from .rows import SLOTS
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _TINY = 2.0**-100
-
-
-def rotate_exactly(x: Tensor) -> Tensor:
-    """x [..., K] float, K a multiple of 256 -> 16 H x, same shape and dtype, each value by the one tree of additions.
-
-    kernels/rotation.py has the same map as a matrix product, whose order of additions the library chooses.
-    """
-    y = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, 4, 4, 4, 4)
-    for digit in (-1, -2, -3, -4):
-        a, b, c, d = y.unbind(digit)
-        s, m, p, t = a + b, a - b, c + d, c - d
-        y = torch.stack((s + t, s - t, m + p, p - m), digit)
-    return y.reshape(x.shape)
 
 
 def reference(

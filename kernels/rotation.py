@@ -34,3 +34,17 @@ def rotate(x: Tensor) -> Tensor:
         raise ValueError(f"rotate takes float32 with a multiple of {BLOCK} columns, got {x.dtype} {list(x.shape)}")
     blocks = x.unflatten(-1, (x.shape[-1] // BLOCK, BLOCK))
     return F.linear(blocks, matrix(x.device)).reshape(x.shape)
+
+
+def rotate_exactly(x: Tensor) -> Tensor:
+    """x [..., K] float, K a multiple of 256 -> 16 H x, same shape and dtype, each value by the one tree of additions.
+
+    `rotate` is the same map as a matrix product, whose order of additions the library chooses; here a row's bits are
+    the same alone and among others.
+    """
+    y = x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, 4, 4, 4, 4)
+    for digit in (-1, -2, -3, -4):
+        a, b, c, d = y.unbind(digit)
+        s, m, p, t = a + b, a - b, c + d, c - d
+        y = torch.stack((s + t, s - t, m + p, p - m), digit)
+    return y.reshape(x.shape)

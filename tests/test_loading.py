@@ -285,7 +285,7 @@ def test_config_of_another_model_type_is_refused_in_a_folder_and_passed_over_bes
     assert "two heads of 128" in refusal(folder / "model.safetensors")
 
 
-def test_packed_layers_are_refused_by_layer_and_format(folder):
+def test_damaged_packed_layer_is_refused_by_layer_and_format(folder):
     marker = torch.tensor(list(json.dumps({"format": "asym_w4a8_int8"}).encode()), dtype=torch.uint8)
     layer = "model.language_model.layers.0.mlp.up_proj"
     rewrite(folder, lambda tensors: tensors.update({layer + ".comfy_quant": marker}))

@@ -27,4 +27,5 @@ class PackedLinear:
     def weight_rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights [len(ids), K] of some rows, un-rotated: an embedding lookup reads the packed table."""
         rows = self.grid[ids].float() * self.channel_scale[ids, None]
-        return (rotation.rotate(rows) if self.rotated else rows).to(dtype)
+        # The exact form: a token's embedding must not depend on how many tokens are looked up with it.
+        return (rotation.rotate_exactly(rows) / 16 if self.rotated else rows).to(dtype)
