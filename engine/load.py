@@ -36,7 +36,7 @@ def load(
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
 ) -> Engine:
-    """Loads a checkpoint: a Hugging Face folder, a ComfyUI single file, or "demo" (W6A8; also "demo-w4a8", "demo-bf16").
+    """Loads a checkpoint: a Hugging Face folder, a ComfyUI single file, or "demo" (see DEMOS).
 
     device     "auto" (the first GPU, else the CPU), or a torch device such as "cpu" or "cuda:1"
     dtype      "auto" (bf16 on a GPU, fp32 on a CPU), "bf16" or "fp32": what it computes in

@@ -377,20 +377,39 @@ def _e4m3_to_float(byte):
 
 
 @triton.jit
-def portable_packed_linear_kernel(
-    p_x, p_x_scale, p_weights, p_table, p_channel_scale, p_residual, p_out, slabs, K: tl.constexpr,
-    BITS: tl.constexpr, C: tl.constexpr, RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    """One slab a program; codes are found byte by byte in the record layout."""
-    BYTES: tl.constexpr = C * (2 * BITS + (0 if BITS == 8 else 1))  # of one record
-    slab = tl.program_id(0)
+def _record_grid(p_record, p_table, BITS: tl.constexpr, C: tl.constexpr):
+    """The int8 grid [16, C] of one record; codes are found byte by byte in the record layout."""
     row = tl.arange(0, 16)[:, None]
     column = tl.arange(0, C)[None, :]
     half = row // 8
     j = column // 64
-    t = column % 64 // 16
     c = column % 16
-    o_lane = row % 8 * 4 + t
+    o_lane = row % 8 * 4 + column % 64 // 16
+    if BITS == 8:
+        return tl.load(p_record + j * 1024 + half * 512 + o_lane * 16 + c).to(tl.int8, bitcast=True)
+    o_scale: tl.constexpr = C * 8 if BITS == 4 else C * 12
+    scale = tl.load(p_record + o_scale + o_lane * (C // 32) + j * 2 + half).to(tl.int32)
+    low = tl.load(p_record + j * 512 + o_lane * 16 + half * 8 + c // 2).to(tl.int32)
+    code = low >> (4 * (c % 2)) & 15
+    if BITS == 4:
+        magnitude = tl.load(p_table + scale * 16 + code).to(tl.int32)
+        return tl.where(code < 8, -magnitude, magnitude).to(tl.int8)
+    word = tl.load(p_record + C * 8 + j // 2 * 512 + o_lane * 16 + j % 2 * 8 + half * 4 + c % 8 // 2)
+    code = code | (word.to(tl.int32) >> (2 * (c % 2) + 4 * (c // 8)) & 3) << 4
+    level = (code - 32).to(tl.float32) * _e4m3_to_float(scale)
+    level = (level + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds half to even at the integers
+    return tl.minimum(tl.maximum(level, -127.0), 127.0).to(tl.int8)
+
+
+@triton.jit
+def portable_packed_linear_kernel(
+    p_x, p_x_scale, p_weights, p_table, p_channel_scale, p_residual, p_out, slabs, K: tl.constexpr,
+    BITS: tl.constexpr, C: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """One slab a program."""
+    BYTES: tl.constexpr = C * (2 * BITS + (0 if BITS == 8 else 1))  # of one record
+    slab = tl.program_id(0)
+    row = tl.arange(0, 16)[:, None]
     acc = tl.zeros((16, 16), tl.int32)
     o_row = tl.arange(0, 16)[None, :]  # activations: eight rows, then eight of zeros, since tl.dot wants 16
     o_column = tl.arange(0, C)[:, None]
@@ -398,23 +417,7 @@ def portable_packed_linear_kernel(
         p_record = p_weights + (slab.to(tl.int64) * (K // C) + i) * BYTES
         o_x = ((i * C + o_column) // 64 * 8 + o_row) * 64 + o_column % 64
         x = tl.load(p_x + o_x, mask=o_row < 8, other=0)
-        if BITS == 8:
-            grid = tl.load(p_record + j * 1024 + half * 512 + o_lane * 16 + c).to(tl.int8, bitcast=True)
-        else:
-            o_scale: tl.constexpr = C * 8 if BITS == 4 else C * 12
-            scale = tl.load(p_record + o_scale + o_lane * (C // 32) + j * 2 + half).to(tl.int32)
-            low = tl.load(p_record + j * 512 + o_lane * 16 + half * 8 + c // 2).to(tl.int32)
-            code = low >> (4 * (c % 2)) & 15
-            if BITS == 4:
-                magnitude = tl.load(p_table + scale * 16 + code).to(tl.int32)
-                grid = tl.where(code < 8, -magnitude, magnitude).to(tl.int8)
-            else:
-                word = tl.load(p_record + C * 8 + j // 2 * 512 + o_lane * 16 + j % 2 * 8 + half * 4 + c % 8 // 2)
-                code = code | (word.to(tl.int32) >> (2 * (c % 2) + 4 * (c // 8)) & 3) << 4
-                level = (code - 32).to(tl.float32) * _e4m3_to_float(scale)
-                level = (level + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds half to even at the integers
-                grid = tl.minimum(tl.maximum(level, -127.0), 127.0).to(tl.int8)
-        acc = tl.dot(grid, x, acc, out_dtype=tl.int32)
+        acc = tl.dot(_record_grid(p_record, p_table, BITS, C), x, acc, out_dtype=tl.int32)
     rows = slabs * 16
     o_out = o_row * rows + slab * 16 + row  # [16 rows of the matrix, 16 rows of x]
     m_out = o_row < 8
@@ -423,3 +426,15 @@ def portable_packed_linear_kernel(
     if RESIDUAL:
         y += tl.load(p_residual + o_out, mask=m_out, other=0.0).to(tl.float32)
     tl.store(p_out + o_out, y.to(p_out.dtype.element_ty), mask=m_out)
+
+
+@triton.jit
+def unpack_kernel(p_weights, p_table, p_slabs, p_out, K: tl.constexpr, BITS: tl.constexpr, C: tl.constexpr):
+    """The int8 grid of chosen slabs: program (i, r) writes record r of slab p_slabs[i] to rows 16 i of p_out [., K]."""
+    BYTES: tl.constexpr = C * (2 * BITS + (0 if BITS == 8 else 1))
+    i = tl.program_id(0)
+    record = tl.program_id(1)
+    slab = tl.load(p_slabs + i).to(tl.int64)
+    grid = _record_grid(p_weights + (slab * (K // C) + record) * BYTES, p_table, BITS, C)
+    o_row = i.to(tl.int64) * 16 + tl.arange(0, 16)[:, None]
+    tl.store(p_out + o_row * K + record * C + tl.arange(0, C)[None, :], grid)

@@ -125,6 +125,27 @@ def packed_linear(
     return out
 
 
+def unpack(weight: PackedWeight, slabs: Tensor) -> Tensor:
+    """The int8 grid of some slabs of 16 rows: slabs int32 [S] -> int8 [16 S, K]. For prompts and for lookups."""
+    from . import _packed_kernels as _kernels
+
+    layout = weight.layout
+    out = torch.empty(slabs.numel() * 16, layout.columns, dtype=torch.int8, device=weight.storage.device)
+    grid = (slabs.numel(), layout.columns // layout.record_columns)
+    _kernels.unpack_kernel[grid](
+        weight.storage, weight.table.view(torch.uint8), slabs, out,
+        K=layout.columns, BITS=layout.bits, C=layout.record_columns, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def launch_config(layout: Layout, multiprocessors: int) -> tuple[int, int, int]:
+    """(warps, blocks, records ahead) for a shape; measured by benchmarks/linear_sweep.py on one H200."""
+    if layout.rows <= 8192:
+        return 8, 3 * multiprocessors, 3  # few slabs: more warps on each
+    return 4, 4 * multiprocessors, 3
+
+
 def _check(x8, x_scale, weight, residual, out):
     layout = weight.layout
     wanted = {

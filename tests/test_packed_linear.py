@@ -131,6 +131,15 @@ def test_every_scale_byte_and_code_is_decoded_exactly(portable):
         assert torch.equal(run(weight, x8, x_scale, portable=portable), reference(x8, x_scale, grid, torch.ones(rows)))
 
 
+@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("rows,columns", [(64, 256), (48, 768), (32, 1024)])
+def test_unpacked_slabs_are_the_grid(bits, rows, columns):
+    weight, grid = random_weight(bits, rows, columns)
+    slabs = torch.tensor([1, 0, 1], dtype=torch.int32, device=DEVICE)
+    found = packed_linear.unpack(weight, slabs).cpu()
+    assert torch.equal(found, torch.cat([grid[16:32], grid[:16], grid[16:32]]))
+
+
 def test_window_holds_thirty_two_neighbouring_bytes_or_says_no():
     assert scale_window(torch.tensor([0x51, 0x70], dtype=torch.uint8)) == 0x51
     assert scale_window(torch.tensor([0x50, 0x70], dtype=torch.uint8)) == -1
