@@ -70,6 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="versions, devices, and what computes each operation")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(run=_doctor)
+
+    bench = commands.add_parser("bench", help="measure on a GPU")
+    kinds = bench.add_subparsers(required=True, metavar="WHAT")
+    kernels = kinds.add_parser("kernels", help="the linear part of a decode pass, beside the machine's read ceiling")
+    kernels.add_argument("--shape", choices=("9b", "27b"), default="9b", help="whose layer sizes (default 9b)")
+    kernels.add_argument("--bits", type=int, nargs="+", choices=(4, 6), default=[4, 6], help="default: both")
+    kernels.add_argument("--peer", action="store_true", help="comfy-kitchen's kernels in the same run")
+    kernels.set_defaults(run=_bench_kernels)
     return parser
 
 
@@ -228,6 +236,18 @@ def _quantize(arguments) -> int:
         )
     print(json.dumps(done.to_dict()) if arguments.json else "\n".join(done.lines()))
     return 0
+
+
+def _bench_kernels(arguments) -> int:
+    try:
+        from .benchmarks.kernels import run
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        return _fail(
+            "bench kernels needs Triton: on Linux torch for CUDA brings it, on Windows install triton-windows."
+        )
+    return run(arguments)
 
 
 def _doctor(arguments) -> int:

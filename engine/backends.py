@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-OPERATIONS = (
+from ..weights.backend import packed_kernels
+
+PACKED_OPERATIONS = ("prepare", "packed_linear", "unpack")
+OTHERS = (
     "linear", "rms_norm", "causal_conv", "delta_rule", "decode_attention", "prefill_attention", "sampling",
 )  # fmt: skip
 
@@ -20,5 +23,6 @@ class Choice:
 
 def choices(device: torch.device) -> list[Choice]:
     """The backend of every operation on `device`."""
-    reason = f"plain torch on {device.type}: this version has no kernels of its own yet"
-    return [Choice(operation, "torch", reason) for operation in OPERATIONS]
+    used, reason = packed_kernels(device)
+    found = [Choice(operation, "triton" if used else "torch", reason) for operation in PACKED_OPERATIONS]
+    return found + [Choice(operation, "torch", f"plain torch on {device.type}: no kernel yet") for operation in OTHERS]

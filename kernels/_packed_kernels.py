@@ -228,29 +228,10 @@ def _scale_pair(j: tl.constexpr, scales, J: tl.constexpr):
 
 
 @triton.jit
-def _prefetch_to_l2(p_record, o_lane, WORDS: tl.constexpr):
-    """Asks for a record's lines, one 128-byte line a lane, without waiting and without registers to hold them.
-
-    The compiler moves register loads down to where their registers are free, half a record's work before they are
-    needed, which hides the L2's latency but not the memory's.
-    """
-    LINES: tl.constexpr = WORDS // 32
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l",
-        args=[p_record + tl.minimum(o_lane, LINES - 1) * 32], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-    if LINES > 32:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l",
-            args=[p_record + 1024 + o_lane % (LINES - 32) * 32], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
 def packed_linear_kernel(
     p_x, p_x_scale, p_weights, p_table, p_channel_scale, p_residual, p_out, slabs, step, first_scale,
     K: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr, WARPS: tl.constexpr, WINDOW: tl.constexpr,
-    AHEAD: tl.constexpr, RESIDUAL: tl.constexpr, DEPENDENT: tl.constexpr,
+    RESIDUAL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = 32 * WARPS
     WORDS: tl.constexpr = 16 * J * (2 * BITS + (0 if BITS == 8 else 1))  # int32 of one record
@@ -299,11 +280,6 @@ def packed_linear_kernel(
             next_slab = tl.where(is_last, tl.minimum(b + step, slabs - 1), b)
             next_record = tl.minimum(first_record + tl.where(is_last, 0, i + 1), records - 1)
             p_next = p_weights + (next_slab.to(tl.int64) * records + next_record) * WORDS
-            if AHEAD > 0:
-                turn = i + AHEAD
-                far_slab = tl.minimum(b + turn // per_warp * step, slabs - 1)
-                far_record = tl.minimum(first_record + turn % per_warp, records - 1)
-                _prefetch_to_l2(p_weights + (far_slab.to(tl.int64) * records + far_record) * WORDS, lane, WORDS)
             u0, u1, u2, u3, u4, u5, u6, u7, next_scales = _load_record(p_next, lane, BITS, J)
             p_step = p_x + record * (128 * J) + lane * 4
             for j in tl.static_range(J):

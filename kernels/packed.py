@@ -135,15 +135,17 @@ def e4m3_values(device="cpu") -> Tensor:
     return torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn).float()
 
 
+def level_codebook(codebook: Tensor | None) -> Tensor:
+    """The 16 levels of 4-bit codes, float32 on the CPU; without a codebook, code - 8."""
+    return torch.arange(16, dtype=torch.float32) - 8 if codebook is None else codebook.float().cpu()
+
+
 def level_table(codebook: Tensor | None, bits: int) -> Tensor:
     """int8 levels by scale byte and code: [256, 16] (4 bits) or [256, 64] (6 bits). NaN scales give 0.
 
     codebook: float32 [16] for 4 bits (None: code - 8).
     """
-    if bits == 6:
-        levels = torch.arange(64, dtype=torch.float32) - 32
-    else:
-        levels = torch.arange(16, dtype=torch.float32) - 8 if codebook is None else codebook.float().cpu()
+    levels = torch.arange(64, dtype=torch.float32) - 32 if bits == 6 else level_codebook(codebook)
     table = (e4m3_values()[:, None].nan_to_num(0.0) * levels).round().clamp(-CLAMP, CLAMP)
     return table.to(torch.int8)
 

@@ -9,9 +9,8 @@ kernels/packed.py. Because the sum is exact, a row's bits depend on that row alo
 split of K over warps, or the form of the kernel below.
 
 The kernel is persistent: a block of WARPS warps walks every GRID-th slab of 16 rows. Warp w owns a contiguous range of
-the slab's records; its next record, of the next slab too, is on its way to registers while it works on the current
-one, and records further ahead on their way to the L2. The weights are the 16-row operand of the matrix unit and the
-eight activations its 8-column operand.
+the slab's records and has its next record in flight while it works on the current one, across slabs too. The weights
+are the 16-row operand of the matrix unit and the eight activations its 8-column operand.
 
 On NVIDIA a 4-bit group is decoded by byte permutes: its 16 levels are 16 bytes of magnitudes, the negative ones first.
 `prmt` returns the sign bit of the byte it selects (0 for a magnitude) where a selector's top bit is set, so one permute
@@ -84,7 +83,7 @@ def packed_linear(
     *,
     residual: Tensor | None = None,
     out: Tensor,
-    config: tuple[int, int, int],
+    config: tuple[int, int],
     portable: bool = False,
     dependent: bool = False,
 ) -> Tensor:
@@ -93,7 +92,7 @@ def packed_linear(
     x8         int8 [K / 64, 8, 64] contiguous, x_scale float32 [8] (kernels/prepare.py)
     residual   [8, N] contiguous in out's dtype, added before the one rounding; may be `out` itself
     out        [8, N] contiguous, bf16 or fp32
-    config     (warps along K, most blocks, records a warp asks for ahead): the time, never the bits
+    config     (warps along K, most blocks): changes the time, never the bits
     portable   the form for every backend; the other one is for NVIDIA
     dependent  launched as a programmatic dependent of the kernel before it
     """
@@ -101,7 +100,7 @@ def packed_linear(
 
     layout = weight.layout
     _check(x8, x_scale, weight, residual, out)
-    warps, blocks, ahead = config
+    warps, blocks = config
     slabs = layout.rows // 16
     grid = (min(blocks, slabs),)
     has_residual = residual is not None
@@ -119,7 +118,7 @@ def packed_linear(
         options["launch_pdl"] = True
     _kernels.packed_linear_kernel[grid](
         *arguments, grid[0], max(weight.window, 0), K=layout.columns, BITS=layout.bits,
-        J=layout.record_columns // 64, WARPS=warps, AHEAD=ahead, WINDOW=weight.window >= 0,
+        J=layout.record_columns // 64, WARPS=warps,  WINDOW=weight.window >= 0,
         RESIDUAL=has_residual, DEPENDENT=dependent, num_warps=warps, **options,
     )  # fmt: skip
     return out
@@ -139,11 +138,11 @@ def unpack(weight: PackedWeight, slabs: Tensor) -> Tensor:
     return out
 
 
-def launch_config(layout: Layout, multiprocessors: int) -> tuple[int, int, int]:
-    """(warps, blocks, records ahead) for a shape; measured by benchmarks/linear_sweep.py on one H200."""
-    if layout.rows <= 8192:
-        return 8, 3 * multiprocessors, 3  # few slabs: more warps on each
-    return 4, 4 * multiprocessors, 3
+def launch_config(layout: Layout, multiprocessors: int) -> tuple[int, int]:
+    """(warps, blocks) for a shape; measured by benchmarks/linear_sweep.py on one H200."""
+    if layout.rows <= 4096 or (layout.bits == 6 and layout.rows <= 8192):
+        return 8, 3 * multiprocessors  # few slabs: more warps on each
+    return 4, 5 * multiprocessors
 
 
 def _check(x8, x_scale, weight, residual, out):

@@ -33,7 +33,7 @@ class Trunk:
         self.blocks = [self._block(reader, index, kind) for index, kind in enumerate(config.layer_kinds)]
         self.norm = reader.vector("norm.weight")
         head = self.embedding if config.tied_head else reader.linear("lm_head")
-        self.head = Projection([head])
+        self.head = Projection([(head, (config.vocab_size,))])
 
     def _block(self, reader, index, kind):
         prefix, config = f"layers.{index}.", self.config

@@ -83,12 +83,14 @@ def test_inspect_names_packed_formats(capsys, folder, tmp_path):
 
 def test_quantize_writes_a_file_that_inspect_reads_and_prints_the_errors(capsys, tmp_path):
     target = tmp_path / "demo.safetensors"
-    code, out, err = run(capsys, "quantize", "demo", target, "--format", "w6a8", "--keep", "mtp.*", "--device", "cpu")
+    code, out, err = run(
+        capsys, "quantize", "demo-bf16", target, "--format", "w6a8", "--keep", "mtp.*", "--device", "cpu"
+    )
     assert code == 0 and "layers quantised (w6a8)" in out and "mean 0.0" in out and "left as they are (--keep)" in out
     assert "give --tokenizer" in out
     code, out, _ = run(capsys, "inspect", target)
     assert code == 0 and "asym_w4a8_int8" in out and "int8_tensorwise" in out and "MTP head: present" in out
-    options = ("quantize", "demo", target, "--format", "int8", "--json", "--overwrite")
+    options = ("quantize", "demo-bf16", target, "--format", "int8", "--json", "--overwrite")
     code, out, _ = run(capsys, *options)
     value = json.loads(out)
     assert code == 0 and value["bytes_after"] == target.stat().st_size < value["bytes_before"]
@@ -144,6 +146,7 @@ def test_doctor_names_versions_devices_and_a_backend_for_every_operation(capsys)
         (["generate", "--model", "FOLDER", "--prompt", "x", "--stop", ""], "stop"),
         (["generate", "--model", "FOLDER"], "--prompt"),
         (["generate", "--model", "FOLDER", "--prompt", "x", "--tokenizer", "/nowhere"], "/nowhere"),
+        (["bench", "kernels", "--shape", "1b"], "1b"),
         (["brew"], "brew"),
         ([], "COMMAND"),
     ],

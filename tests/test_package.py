@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "mtp": {"kernels", "weights", "attention", "deltanet", "model"},
     "engine": {"kernels", "weights", "attention", "deltanet", "model", "mtp"},
     "nodes": {"engine", "model", "weights"},
-    "cli": {"engine", "model", "weights"},
+    "cli": {"engine", "model", "weights", "benchmarks"},
 }
 
 
@@ -34,7 +34,7 @@ def imported_layers(path, layer):
             absolute.add(node.module.split(".")[0])
         elif isinstance(node, ast.ImportFrom) and node.level == depth:
             names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
-            siblings |= {name for name in names if name in MAY_IMPORT}
+            siblings |= {name for name in names if name in MAY_IMPORT or name == "benchmarks"}
         elif isinstance(node, ast.ImportFrom):
             assert node.level < depth, f"{path} reaches above the package"
     return siblings - {layer}, absolute

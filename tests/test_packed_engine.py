@@ -12,7 +12,7 @@ from fastqwen.model.convert import convert
 from fastqwen.model.load import load_model
 from fastqwen.mtp.tree import Tree
 from fastqwen.weights import Checkpoint
-from fastqwen.weights.packed_linear import PackedLinear
+from fastqwen.weights.packed_linear import PackedLinear, RecordLinear
 from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
@@ -46,8 +46,8 @@ def logits(trunk, ids):
 
 def test_layers_stay_packed_and_are_close_to_the_plain_model(folder, packed):
     plain, quantised = trunk_of(folder), trunk_of(packed)
-    assert isinstance(quantised.embedding, PackedLinear) and quantised.head.layers[0] is quantised.embedding
-    assert isinstance(quantised.blocks[0].mlp.down.layers[0], PackedLinear)
+    assert isinstance(quantised.embedding, PackedLinear) and quantised.head.matrices[0][0] is quantised.embedding
+    assert isinstance(quantised.blocks[0].mlp.down.matrices[0][0], PackedLinear)
     ids = torch.randint(0, 300, (60,), generator=torch.Generator().manual_seed(1)).tolist()
     wanted = logits(plain, ids)
     # How much a random error of the size that the format's encoder leaves, with int8 activations' own 0.01 on top,
@@ -62,7 +62,7 @@ def with_noise(trunk, size):
     generator = torch.Generator().manual_seed(4)
     groups = [p for b in trunk.blocks for p in (*vars(b.mixer).values(), *vars(b.mlp).values())]
     for group in groups:
-        for layer in getattr(group, "layers", ()):
+        for layer, _ in getattr(group, "matrices", ()):
             noise = torch.randn(layer.weight.shape, generator=generator)
             layer.weight += noise * size * layer.weight.square().mean().sqrt()
     return trunk
@@ -75,7 +75,7 @@ def relative(found, wanted):
 def test_a_packed_layer_computes_what_the_format_means(packed):
     """Against float64 on the decoded weights, with the activations rounded as the definition says."""
     trunk = trunk_of(packed)
-    layer = trunk.blocks[0].mlp.gate_up.layers[0]
+    layer = trunk.blocks[0].mlp.gate_up.matrices[0][0]
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(2))
     x8, x_scale = torch.randint(-127, 128, (5, 256)).to(torch.int8), torch.rand(5) + 0.1
     weights = layer.grid.double() * layer.channel_scale.double()[:, None]
@@ -120,13 +120,39 @@ def test_every_tensor_of_a_packed_file_is_used_and_its_mtp_head_loaded(packed):
     assert engine.notes == () and engine.mtp_head is not None
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's turn is on a CPU")
+def test_the_kernels_path_computes_what_the_torch_path_does(packed, monkeypatch):
+    """The whole model from records, stacked groups and all, under Triton's interpreter."""
+    pytest.importorskip("triton")
+    grid_form = trunk_of(packed)
+    monkeypatch.setattr("fastqwen.weights.reader.packed_kernels", lambda device: (True, "asked for by a test"))
+    records = trunk_of(packed)
+    assert isinstance(records.head.matrices[0][0], RecordLinear)
+    assert len(records.blocks[0].mlp.gate_up.matrices) == 1  # gate and up are one matrix
+    assert len(records.blocks[0].mixer.inputs.matrices) == 3  # qkv and z stacked; b and a plain
+    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    assert torch.equal(records.embed(ids), grid_form.embed(ids))
+    assert torch.equal(logits(records, ids), logits(grid_form, ids))
+    with torch.inference_mode():
+        states = [trunk.new_state(32) for trunk in (records, grid_form)]
+        for trunk, state in zip((records, grid_form), states, strict=True):
+            trunk.prefill(trunk.embed(ids), state)
+        tokens, tree = [7, 8, 9, 10], Tree((2, 1))
+        found, wanted = (
+            trunk.verify(tokens, tree.parents, state)[1]
+            for trunk, state in zip((records, grid_form), states, strict=True)
+        )
+    # The norm's sum and SwiGLU's exponential may round apart, which can move single activation codes by one.
+    assert relative(found[:4], wanted[:4]) < 2e-3
+
+
 def test_kept_layers_stay_plain_beside_packed_ones(folder, tmp_path):
     target = tmp_path / "mixed.safetensors"
     convert(Checkpoint.open(folder), target, "w4a8", keep=["*layers.0.mlp.up_proj*", "mtp.*"])
     (tmp_path / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
     engine = load(target)
-    group = engine.trunk.blocks[0].mlp.gate_up.layers
-    assert [isinstance(layer, PackedLinear) for layer in group] == [True, False]
+    group = engine.trunk.blocks[0].mlp.gate_up.matrices
+    assert [isinstance(layer, PackedLinear) for layer, _ in group] == [True, False]
     assert not isinstance(engine.mtp_head.fc, PackedLinear)
     assert engine.generate("x", settings=GREEDY, max_tokens=5).token_ids
 

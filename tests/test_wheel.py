@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("kernels", "weights", "attention", "deltanet", "model", "mtp", "engine", "nodes")
+PACKAGES = ("kernels", "weights", "attention", "deltanet", "model", "mtp", "engine", "nodes", "benchmarks")
 DATA = ("demo/checkpoint/", "example_workflows/", "locales/", "web/")
 
 

@@ -1,15 +1,27 @@
-"""A linear layer whose weights are an int8 grid: packed formats run on it exactly as the file means them."""
+"""Linear layers whose weights are an int8 grid: packed formats run on it exactly as the file means them.
+
+Two forms with the same results: the grid itself, one byte a weight, in plain torch; and the file's own bits as records
+in GPU memory, read by kernels. Both take activations that kernels/prepare.py made.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..kernels import rotation
+from ..kernels import packed, packed_linear, rotation
 from ..kernels.int8_matmul import int8_matmul, scaled
+from ..kernels.packed import Layout
+from ..kernels.packed_linear import PackedWeight
 from .decode import Grid
+from .stored import StoredLayer
+
+BITS = {"w4a8": 4, "w6a8": 6, "int8": 8}
+TILE_SLABS = 512  # 8192 rows are unpacked at once for a prompt
 
 
 class PackedLinear:
-    """y = (x8 grid^T) * channel_scale * x_scale over prepared activations (kernels/prepare.py).
+    """y = (x8 grid^T) * channel_scale * x_scale.
 
     grid           int8 [N, K]
     channel_scale  float32 [N]
@@ -26,6 +38,134 @@ class PackedLinear:
 
     def weight_rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights [len(ids), K] of some rows, un-rotated: an embedding lookup reads the packed table."""
-        rows = self.grid[ids].float() * self.channel_scale[ids, None]
+        rows = self._grid_rows(ids).float() * self.channel_scale[ids, None]
         # The exact form: a token's embedding must not depend on how many tokens are looked up with it.
         return (rotation.rotate_exactly(rows) / 16 if self.rotated else rows).to(dtype)
+
+    def _grid_rows(self, ids):
+        return self.grid[ids]
+
+
+class RecordLinear(PackedLinear):
+    """The same over records in GPU memory: `decode` is the kernel for the eight rows of a decode pass."""
+
+    def __init__(self, weight: PackedWeight, rotated: bool):
+        self.weight, self.channel_scale, self.rotated = weight, weight.channel_scale, rotated
+        device = weight.storage.device
+        self._slabs = torch.arange(weight.layout.rows // packed.SLAB, dtype=torch.int32, device=device)
+        # The other form is NVIDIA's own instructions; ROCm and Triton's interpreter run the portable one.
+        self._portable = device.type != "cuda" or torch.version.hip is not None
+        processors = 8 if self._portable else torch.cuda.get_device_properties(device).multi_processor_count
+        self._config = packed_linear.launch_config(weight.layout, processors)
+
+    @classmethod
+    def of(cls, group: Sequence[StoredLayer], device: torch.device) -> "RecordLinear":
+        """One matrix of the layers of `group` stacked on N: their codes and scales go into one storage on `device`.
+
+        Each layer's part is copied there once and interleaved in place. `stack_key` must be the same for all.
+        """
+        bits, columns = BITS[group[0].format], group[0].columns
+        layouts = [Layout(bits, stored.rows, columns) for stored in group]
+        storage = torch.empty(sum(layout.bytes for layout in layouts), dtype=torch.uint8, device=device)
+        start = 0
+        for stored, layout in zip(group, layouts, strict=True):
+            part = storage[start : start + layout.bytes]
+            codes, scales = _row_bytes(stored)
+            part[: codes.numel()] = codes.reshape(-1).to(device)
+            part[codes.numel() :] = scales.reshape(-1).to(device)
+            packed.to_records(part, layout)
+            start += layout.bytes
+        table, window = torch.empty(0, dtype=torch.int32), -1
+        if bits == 4:
+            levels = packed.level_codebook(group[0].codebook)[_relabel(group[0].codebook).argsort()]
+            table = packed_linear.magnitude_table(packed.level_table(levels, 4))
+            bytes_used = torch.cat([_e4m3_bytes(stored.scales).unique() for stored in group])
+            window = packed_linear.scale_window(bytes_used)
+        channel_scale = torch.cat([stored.channel_scale for stored in group]).to(device)
+        whole = Layout(bits, sum(layout.rows for layout in layouts), columns)
+        return cls(PackedWeight(storage, whole, channel_scale, table.to(device), window), group[0].rotated)
+
+    def decode(self, x8: Tensor, x_scale: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """x8 int8 [K / 64, 8, 64], x_scale float32 [8], residual [8, N] or None -> [8, N] in `dtype`."""
+        out = torch.empty(8, self.weight.layout.rows, dtype=dtype, device=x8.device)
+        return packed_linear.packed_linear(
+            x8, x_scale, self.weight, residual=residual, out=out, config=self._config, portable=self._portable
+        )
+
+    def __call__(self, x8: Tensor, x_scale: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
+        out = torch.empty(x8.shape[0], self.weight.layout.rows, dtype=dtype, device=x8.device)
+        for slabs in self._slabs.split(TILE_SLABS):
+            acc = int8_matmul(x8, packed_linear.unpack(self.weight, slabs))
+            rows = slice(int(slabs[0]) * packed.SLAB, (int(slabs[-1]) + 1) * packed.SLAB)
+            added = None if residual is None else residual[:, rows]
+            out[:, rows] = scaled(acc, self.channel_scale[rows], x_scale, added, dtype)
+        return out
+
+    def _grid_rows(self, ids):
+        slabs = packed_linear.unpack(self.weight, (ids // packed.SLAB).to(torch.int32))
+        return slabs.view(len(ids), packed.SLAB, -1)[torch.arange(len(ids), device=ids.device), ids % packed.SLAB]
+
+
+def why_not_records(stored: StoredLayer) -> str | None:
+    """Why a layer's own bits do not fit the record kernels, or None if they do."""
+    if stored.rows % packed.SLAB:
+        return f"{stored.rows} rows are no multiple of {packed.SLAB}"
+    if stored.columns % 256:
+        return f"{stored.columns} columns are no multiple of 256"
+    if stored.format == "int8":
+        return None
+    if stored.group != packed.GROUP:
+        return f"groups of {stored.group}"
+    scales = _e4m3_bytes(stored.scales)
+    if scales is None:
+        return "scales that e4m3 does not hold exactly"
+    if bool((scales > 127).any()):
+        return "negative scales"
+    if stored.format == "w4a8" and _relabel(stored.codebook) is None:
+        return "a codebook with more than eight levels of one sign"
+    return None
+
+
+def stack_key(stored: StoredLayer) -> tuple:
+    """Layers with equal keys can be one matrix: same width of codes, same input, same levels."""
+    codebook = None if stored.codebook is None else tuple(stored.codebook.tolist())
+    return stored.format, stored.columns, stored.rotated, codebook
+
+
+def _row_bytes(stored: StoredLayer) -> tuple[Tensor, Tensor]:
+    """Codes and scales of a layer as bytes of rows (kernels/packed.py); 4-bit codes with negative levels first."""
+    codes = stored.codes.view(torch.uint8)
+    if stored.format == "int8":
+        return codes, codes.new_empty(0)
+    if stored.format == "w4a8":
+        codes = _relabelled(codes, _relabel(stored.codebook))
+    return codes, _e4m3_bytes(stored.scales)
+
+
+def _e4m3_bytes(scales: Tensor) -> Tensor | None:
+    """Scales as e4m3 bytes, uint8 [N, K/16]; None where float32 scales are not e4m3 values."""
+    if scales.dtype == torch.float8_e4m3fn:
+        return scales.view(torch.uint8)
+    narrow = scales.to(torch.float8_e4m3fn)
+    return narrow.view(torch.uint8) if torch.equal(narrow.float(), scales) else None
+
+
+def _relabel(codebook: Tensor | None) -> Tensor | None:
+    """New code of each old code, int64 [16]: negative levels to 0-7, the others to 8-15. None if they do not fit."""
+    levels = packed.level_codebook(codebook)
+    negative = levels < 0
+    if int(negative.sum()) > 8 or int((~negative).sum()) > 8:
+        return None
+    new = torch.empty(16, dtype=torch.int64)
+    new[negative] = torch.arange(int(negative.sum()))
+    new[~negative] = 8 + torch.arange(int((~negative).sum()))
+    return new
+
+
+def _relabelled(codes: Tensor, relabel: Tensor) -> Tensor:
+    """Bytes of two codes each, with every code replaced."""
+    if torch.equal(relabel, torch.arange(16)):
+        return codes
+    byte = torch.arange(256)
+    table = (relabel[byte & 15] | relabel[byte >> 4] << 4).to(torch.uint8)
+    return table[codes.long()]

@@ -5,7 +5,6 @@ the SwiGLU before it, all matrices on that input, and the residual added behind.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +13,7 @@ from ..kernels import prepare
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import each_row
 from .linear import Linear
-from .packed_linear import PackedLinear
+from .packed_linear import PackedLinear, RecordLinear
 
 
 class Norm:
@@ -28,38 +27,76 @@ class Norm:
 
 
 class Projection:
-    """prologue(x) times each matrix of the group, plus the residual.
+    """prologue(x) times each layer of the group, plus the residual.
 
-    layers    the matrices, each [N_i, K]; plain and packed ones may be mixed
+    matrices  (matrix [N, K], rows of the layers stacked in it) in the group's order; plain and packed may be mixed
     norm      the norm before them, or None
     swiglu    the input is gate | up, [..., 2 K], and the prologue is silu(gate) * up
     """
 
-    def __init__(self, layers: Sequence[Linear | PackedLinear], *, norm: Norm | None = None, swiglu: bool = False):
-        self.layers, self.norm, self.swiglu = tuple(layers), norm, swiglu
-        norm_arguments = {} if norm is None else {"norm": norm.weight, "eps": norm.eps}
-        self._prepare = partial(prepare.prepare_rows, swiglu=swiglu, **norm_arguments)
-        self._rotations = {layer.rotated for layer in self.layers if isinstance(layer, PackedLinear)}
+    def __init__(
+        self,
+        matrices: Sequence[tuple[Linear | PackedLinear, tuple[int, ...]]],
+        *,
+        norm: Norm | None = None,
+        swiglu: bool = False,
+    ):
+        self.matrices, self.norm, self.swiglu = tuple(matrices), norm, swiglu
+        self._prologue_arguments = {"swiglu": swiglu}
+        if norm is not None:
+            self._prologue_arguments |= {"norm": norm.weight, "eps": norm.eps}
+        packed = [matrix for matrix, _ in self.matrices if isinstance(matrix, PackedLinear)]
+        self._by_kernel = bool(packed) and all(isinstance(matrix, RecordLinear) for matrix in packed)
+        self._rotations = {matrix.rotated for matrix in packed}
+        self._buffers: dict[bool, prepare.Prepared] = {}
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, ...]:
-        """x [..., K] (SwiGLU: [..., 2 K]), residual [..., N_0] of a group of one -> one [..., N_i] a matrix."""
+        """x [..., K] (SwiGLU: [..., 2 K]), residual [..., N_0] of a group of one -> one [..., N_i] a layer."""
         rows = x.reshape(-1, x.shape[-1])
         added = None if residual is None else residual.reshape(rows.shape[0], -1)
-        prepared = {rotated: self._prepare(rows, rotate=rotated) for rotated in self._rotations}
+        prepared = {
+            rotated: prepare.prepare_rows(rows, rotate=rotated, **self._prologue_arguments)
+            for rotated in self._rotations
+        }
         plain = None
-        results = []
-        for layer in self.layers:
-            if isinstance(layer, PackedLinear):
-                result = layer(*prepared[layer.rotated], added, x.dtype).view(*x.shape[:-1], -1)
+        results: list[Tensor] = []
+        for matrix, sizes in self.matrices:
+            if isinstance(matrix, PackedLinear):
+                result = matrix(*prepared[matrix.rotated], added, x.dtype).view(*x.shape[:-1], -1)
             else:
                 plain = self._prologue(x) if plain is None else plain
-                result = layer(plain) if residual is None else residual + layer(plain)
-            results.append(result)
+                result = matrix(plain) if residual is None else residual + matrix(plain)
+            results += result.split(sizes, -1)
         return tuple(results)
 
     def verify(self, x: Tensor, rows: int, residual: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The rows of a decode pass: x [SLOTS, K], residual [SLOTS, N_0] -> one [SLOTS, N_i] a matrix."""
+        """The rows of a decode pass: x [SLOTS, K], residual [SLOTS, N_0] -> one [SLOTS, N_i] a layer.
+
+        Packed matrices on a GPU take all eight slots in one launch, the rest each live row alone.
+        """
+        if self._by_kernel:
+            return self._decode(x, rows, residual)
         return each_row(self, rows, x) if residual is None else each_row(self, rows, x, residual)
+
+    def _decode(self, x, rows, residual):
+        prepared = {rotated: self._launch_preparation(x, rotated) for rotated in self._rotations}
+        plain = None
+        results: list[Tensor] = []
+        for matrix, sizes in self.matrices:
+            if isinstance(matrix, RecordLinear):
+                ready = prepared[matrix.rotated]
+                result = matrix.decode(ready.x8, ready.x_scale, residual, x.dtype)
+            else:
+                plain = each_row(self._prologue, rows, x) if plain is None else plain
+                result = each_row(matrix, rows, plain)
+            results += result.split(sizes, -1)
+        return tuple(results)
+
+    def _launch_preparation(self, x, rotated):
+        if rotated not in self._buffers:
+            columns = x.shape[-1] // 2 if self.swiglu else x.shape[-1]
+            self._buffers[rotated] = prepare.allocate(columns, x.device)
+        return prepare.prepare(x, self._buffers[rotated], rotate=rotated, **self._prologue_arguments)
 
     def _prologue(self, x):
         if self.norm is not None:

@@ -6,15 +6,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .backend import packed_kernels
 from .checkpoint import Checkpoint
 from .decode import to_float, to_grid
 from .formats import Marker, read_markers
 from .linear import Linear
-from .packed_linear import PackedLinear
+from .packed_linear import BITS, PackedLinear, RecordLinear, stack_key, why_not_records
 from .projection import Norm, Projection
-from .stored import read_layer
-
-ON_A_GRID = ("w4a8", "w6a8", "int8")
+from .stored import StoredLayer, read_layer
 
 
 class Reader:
@@ -40,6 +39,7 @@ class Reader:
         self.checkpoint, self.names, self.device, self.dtype = checkpoint, names, device, dtype
         self.shapes, self._on_read, self._bytes_read = shapes or {}, on_read, 0
         self._decoded: dict[str, int] = {}  # format -> layers of it that were decoded to the compute dtype
+        self._unpacked: dict[str, int] = {}  # why layers run from int8 instead of their own bits -> their weights
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor, contiguous, in `dtype` (default: the compute dtype)."""
@@ -65,19 +65,61 @@ class Reader:
 
     def linear(self, name: str) -> Linear | PackedLinear:
         """The linear layer `<name>.weight`: packed formats on an int8 grid stay packed, others are decoded."""
+        return self._matrices([name])[0][0]
+
+    def _matrices(self, names: Sequence[str]) -> list[tuple[Linear | PackedLinear, tuple[int, ...]]]:
+        """The matrices of layers that read one input, each with the numbers of rows of the layers stacked in it."""
+        found: list[tuple[Linear | PackedLinear, tuple[int, ...]]] = []
+        stack: list[StoredLayer] = []
+
+        def end_stack():
+            if stack:
+                found.append((RecordLinear.of(stack, self.device), tuple(stored.rows for stored in stack)))
+                stack.clear()
+
+        for name in names:
+            stored = self._stored(name)
+            if isinstance(stored, Linear):
+                end_stack()
+                found.append((stored, (stored.weight.shape[0],)))
+                continue
+            if not self._fits_records(stored):
+                end_stack()
+                found.append((PackedLinear(to_grid(stored), self.device), (stored.rows,)))
+                continue
+            if stack and stack_key(stack[0]) != stack_key(stored):
+                end_stack()
+            stack.append(stored)
+        end_stack()
+        return found
+
+    def _stored(self, name):
+        """A layer on an int8 grid as it is stored; any other as a Linear."""
         if self.names[name + ".weight"].removesuffix(".weight") not in self.markers:
             return Linear(self.tensor(name + ".weight"))
         stored = read_layer(self, name, self.shapes.get(name + ".weight"))
-        if stored.format in ON_A_GRID and not stored.full_precision:
-            return PackedLinear(to_grid(stored), self.device)
+        if stored.format in BITS and not stored.full_precision:
+            return stored
         self._decoded[stored.format] = self._decoded.get(stored.format, 0) + 1
         return Linear(to_float(stored, self.dtype).to(self.device))
+
+    def _fits_records(self, stored):
+        if not packed_kernels(self.device)[0]:
+            return False
+        reason = why_not_records(stored)
+        if reason is not None:
+            self._unpacked[reason] = self._unpacked.get(reason, 0) + stored.rows * stored.columns
+        return reason is None
 
     @property
     def notes(self) -> list[str]:
         """What a user should know about layers that were not taken as they are, one sentence each."""
         bits = 8 * torch.empty(0, dtype=self.dtype).element_size()
-        return [
+        unpacked = [
+            f"{count / 2**20:.0f} MiB of weights run from 8 bits instead of their own because of {reason}."
+            for reason, count in self._unpacked.items()
+        ]
+        return unpacked + [
             f"{count} layers stored as {name} were decoded and take {bits} bits a weight: no kernel computes with "
             f"{name} yet."
             for name, count in self._decoded.items()
@@ -89,4 +131,4 @@ class Reader:
 
     def projection(self, prefix: str, names: Sequence[str], *, norm: Norm | None = None, swiglu=False) -> Projection:
         """The group of linear layers `<prefix><name>.weight` that read one input."""
-        return Projection([self.linear(prefix + name) for name in names], norm=norm, swiglu=swiglu)
+        return Projection(self._matrices([prefix + name for name in names]), norm=norm, swiglu=swiglu)

@@ -1,0 +1,152 @@
+"""`fastqwen bench kernels`: the linear part of a decode pass, as it is run, on a GPU.
+
+For each group of a layer (preparation of eight rows, then its matrices stacked in one launch) over random weights of
+the real shapes: checks the result against the integer reference, then times a chain of dependent launches as a CUDA
+graph over weights that exceed the L2. With `--peer`, comfy-kitchen's own calls for the same matrices run beside it,
+its activation quantising included; norm and SwiGLU are left out on its side, in its favour.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+import torch
+import triton
+
+from ..kernels import prepare
+from ..kernels.packed import Layout
+from ..kernels.packed_linear import launch_config, packed_linear
+from .linear_sweep import check, random_weight
+from .timing import graph_microseconds, read_ceiling
+
+# group -> (rows of its matrices, columns, prologue, layers of the model that have it, of how many)
+SHAPES = {
+    "9b": {
+        "qkv|z": ((8192, 4096), 4096, "norm", 24),
+        "q|k|v": ((8192, 1024, 1024), 4096, "norm", 8),
+        "out": ((4096,), 4096, "none", 32),
+        "gate|up": ((12288, 12288), 4096, "norm", 32),
+        "down": ((4096,), 12288, "swiglu", 32),
+    },
+    "27b": {
+        "qkv|z": ((10240, 6144), 5120, "norm", 48),
+        "q|k|v": ((12288, 1024, 1024), 5120, "norm", 16),
+        "out": ((5120,), 6144, "none", 64),
+        "gate|up": ((17408, 17408), 5120, "norm", 64),
+        "down": ((5120,), 17408, "swiglu", 64),
+    },
+}
+CALLS = 32  # in one graph
+ROTATE_BYTES = 300e6
+
+
+def bench(shape: str, bits: int, peer: bool) -> dict:
+    """Prints a row a group; returns the summary that is printed last as JSON."""
+    if not torch.cuda.is_available():
+        from ..weights import FastQwenError
+
+        raise FastQwenError("bench kernels times a GPU and finds none: run it on a machine with one.")
+    device = torch.device("cuda")
+    ceiling = read_ceiling(device)
+    print(f"{torch.cuda.get_device_name(device)}, read ceiling {ceiling:.0f} GB/s, W{bits}A8, {shape} shapes")
+    rows, ours_total, peer_total, bytes_total = [], 0.0, 0.0, 0
+    for name, (sizes, columns, prologue, layers) in SHAPES[shape].items():
+        row = _bench_group(sizes, columns, prologue, bits, device, ceiling) | {"group": name}
+        ours_total += row["us"] * layers
+        bytes_total += row["bytes"] * layers
+        if peer:
+            row["peer_us"] = round(_peer_us(sizes, columns, bits, device), 2)
+            peer_total += row["peer_us"] * layers
+        rows.append(row)
+        print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    summary = {
+        "what": "bench kernels",
+        "shape": shape,
+        "bits": bits,
+        "gpu": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": _commit(),
+        "read_ceiling_GBps": round(ceiling),
+        "linears_ms_a_pass": round(ours_total / 1e3, 3),
+        "floor_ms": round(bytes_total / ceiling / 1e6, 3),
+        "groups": rows,
+    }
+    if peer:
+        summary |= {"peer_ms_a_pass": round(peer_total / 1e3, 3), "times_faster": round(peer_total / ours_total, 2)}
+    return summary
+
+
+def _bench_group(sizes, columns, prologue, bits, device, ceiling):
+    layout = Layout(bits, sum(sizes), columns)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    config = launch_config(layout, multiprocessors)
+    copies = max(2, min(CALLS, int(ROTATE_BYTES // layout.bytes) + 1))
+    weights = [random_weight(layout, device) for _ in range(copies)]
+    if not check(weights[0], config, device, dependent=True):
+        raise AssertionError(f"{layout} differs from the integer reference")
+    width = columns * (2 if prologue == "swiglu" else 1)
+    x = torch.randn(8, width, dtype=torch.bfloat16, device=device)
+    norm = {"norm": torch.randn(columns, device=device), "eps": 1e-6} if prologue == "norm" else {}
+    residual = torch.randn(8, sizes[0], dtype=torch.bfloat16, device=device) if len(sizes) == 1 else None
+    buffers = prepare.allocate(columns, device)
+    out = torch.empty(8, layout.rows, dtype=torch.bfloat16, device=device)
+
+    def group(weight):
+        ready = prepare.prepare(x, buffers, swiglu=prologue == "swiglu", dependent=True, **norm)
+        packed_linear(
+            ready.x8, ready.x_scale, weight, residual=residual, out=out, config=config, dependent=True
+        )  # fmt: skip
+
+    def linear(weight):
+        packed_linear(
+            buffers.x8, buffers.x_scale, weight, residual=residual, out=out, config=config, dependent=True
+        )  # fmt: skip
+
+    turns = [weights[i % copies] for i in range(CALLS)]
+    both = graph_microseconds([lambda w=w: group(w) for w in turns])
+    alone = graph_microseconds([lambda w=w: linear(w) for w in turns])
+    return {
+        "rows": list(sizes), "columns": columns, "bytes": layout.bytes, "us": round(both, 2),
+        "linear_us": round(alone, 2), "linear_GBps": round(layout.bytes / alone / 1e3),
+        "percent_of_ceiling": round(100 * layout.bytes / both / 1e3 / ceiling, 1),
+    }  # fmt: skip
+
+
+def _peer_us(sizes, columns, bits, device):
+    """comfy-kitchen's packed linear, one call a matrix."""
+    from comfy_kitchen.backends.cuda import w4a8_packed_linear
+
+    empty = torch.empty(0, dtype=torch.float8_e4m3fn, device=device)
+    x = torch.randn(8, columns, dtype=torch.bfloat16, device=device)
+    record = 512 * bits // 8 + 32
+    total = sum(sizes) * columns // 512 * record
+    copies = max(2, min(CALLS, int(ROTATE_BYTES // total) + 1))
+    groups = []
+    for _ in range(copies):
+        group = []
+        for rows in sizes:
+            weight = torch.randint(0, 256, (rows * columns // 512, record), dtype=torch.uint8, device=device)
+            weight[:, -32:] = torch.randint(0x40, 0x58, (weight.shape[0], 32), dtype=torch.uint8, device=device)
+            group.append((weight.view(torch.int8).flatten(), torch.rand(rows, device=device) * 1e-3))
+        groups.append(group)
+
+    def call(group):
+        for weight, scale in group:
+            w4a8_packed_linear(x, weight, empty, scale)
+
+    return graph_microseconds([lambda g=groups[i % copies]: call(g) for i in range(CALLS)])
+
+
+def _commit() -> str | None:
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
+    return done.stdout.strip() or None
+
+
+def run(arguments) -> int:
+    """The command line's `bench kernels`."""
+    summaries = [bench(arguments.shape, bits, arguments.peer) for bits in arguments.bits]
+    for summary in summaries:
+        print(json.dumps(summary))
+    return 0
