@@ -98,6 +98,7 @@ def _add_generate(parser):
     add("--thinking", action="store_true", help="let the model reason before it answers")
     add("--mtp", default="auto", choices=MTP_CHOICES, help="drafting; never changes the text (default auto)")
     add("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:1, ... (default auto)")
+    add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
     add("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT (may be repeated)")
     add("--tokenizer", metavar="PATH", help="tokenizer.json or its folder, if not beside the checkpoint")
     add("--json", action="store_true", help="print one JSON object with text, thinking and report; do not stream")
@@ -131,7 +132,13 @@ def _generate(arguments) -> int:
     )
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     with _Bar("loading", "B") as bar:
-        engine = load(arguments.model, device=arguments.device, tokenizer=arguments.tokenizer, on_load=bar)
+        engine = load(
+            arguments.model,
+            device=arguments.device,
+            tokenizer=arguments.tokenizer,
+            quantize=arguments.quantize,
+            on_load=bar,
+        )
     prompt_bar = _Bar("prompt", "token")
 
     def on_step(progress):

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ..weights import Checkpoint, FastQwenError
-from ..weights.formats import PLAIN, marked_formats
+from ..weights.formats import require_plain
 from ..weights.quantize import BLOCK, FORMATS, encode, layout
 from ..weights.writer import DTYPE_NAMES, CheckpointWriter, TensorSpec
 from .config import check_shapes, read_config
@@ -146,7 +146,7 @@ def convert(
     """
     target = Path(target).expanduser()
     config, names = read_config(checkpoint)
-    _require_plain(checkpoint)
+    require_plain(checkpoint)
     check_shapes(checkpoint, config, names)
     _require_other_file(checkpoint, target)
     choices = choose(checkpoint, names, format, tied_head=config.tied_head, keep=keep)
@@ -209,17 +209,6 @@ def _matching(names, patterns) -> set[str]:
             )
         kept |= found
     return kept
-
-
-def _require_plain(checkpoint):
-    packed = dict.fromkeys(marked_formats(checkpoint))
-    packed |= {name: entry.dtype for name, entry in checkpoint.entries.items() if entry.dtype not in PLAIN}
-    if packed:
-        name, dtype = next(iter(packed.items()))
-        raise FastQwenError(
-            f"'{name}' is packed already{f' ({dtype})' if dtype else ''}: quantise the bf16, fp16 or fp32 version of "
-            "this checkpoint."
-        )
 
 
 def _require_other_file(checkpoint, target):

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from ..weights import Checkpoint, Reader
+from ..weights.formats import require_plain
 from .config import ModelConfig, check_shapes, read_config
+from .convert import choose
 from .trunk import Trunk
 
 
@@ -24,12 +26,23 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     on_read: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    quantize: str | None = None,
 ) -> LoadedModel:
     """on_read is told (bytes done, bytes in all) after every tensor.
+
+    quantize  quantises plain weights as `fastqwen quantize --format` would, in memory
 
     Raises FastQwenError for another architecture, or a missing, wrong-shaped or damaged tensor.
     """
     config, names = read_config(checkpoint)
     check_shapes(checkpoint, config, names)
-    reader = Reader(checkpoint, names, device, dtype, shapes=config.expected_shapes(), on_read=on_read)
+    encodings = {}
+    if quantize is not None:
+        require_plain(checkpoint)
+        choices = choose(checkpoint, names, quantize, tied_head=config.tied_head)
+        encodings = {choice.name: (choice.format, choice.rotated) for choice in choices if choice.format is not None}
+    reader = Reader(
+        checkpoint, names, device, dtype, shapes=config.expected_shapes(), encodings=encodings, on_read=on_read
+    )
     return LoadedModel(config, Trunk(reader, config), reader)

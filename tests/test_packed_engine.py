@@ -6,7 +6,7 @@ import json
 import pytest
 import tiny
 import torch
-from fastqwen.engine import GREEDY, load
+from fastqwen.engine import GREEDY, FastQwenError, load
 from fastqwen.kernels import rows
 from fastqwen.model.convert import convert
 from fastqwen.model.load import load_model
@@ -144,6 +144,19 @@ def test_the_kernels_path_computes_what_the_torch_path_does(packed, monkeypatch)
         )
     # The norm's sum and SwiGLU's exponential may round apart, which can move single activation codes by one.
     assert relative(found[:4], wanted[:4]) < 2e-3
+
+
+def test_quantising_while_loading_gives_the_bits_of_the_written_file(folder, packed):
+    wanted = load(packed, device="cpu")
+    found = load(folder, device="cpu", quantize=packed.stem)
+    assert any("layers were quantised while loading" in note for note in found.notes)
+    ids = [3, 1, 4, 1, 5]
+    assert torch.equal(logits(found.trunk, ids), logits(wanted.trunk, ids))
+
+
+def test_quantising_a_packed_file_while_loading_is_refused(packed):
+    with pytest.raises(FastQwenError, match="packed already"):
+        load(packed, device="cpu", quantize="w6a8")
 
 
 def test_kept_layers_stay_plain_beside_packed_ones(folder, tmp_path):

@@ -75,20 +75,14 @@ def marked_formats(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def require_plain(checkpoint: Checkpoint):
-    """Refuses by name what is not stored as bf16, fp16 or fp32."""
-    marked = marked_formats(checkpoint)
-    if marked:
-        layer, name = next(iter(marked.items()))
+    """Refuses to quantise by name what is not stored as bf16, fp16 or fp32."""
+    packed = marked_formats(checkpoint)
+    packed |= {name: entry.dtype for name, entry in checkpoint.entries.items() if entry.dtype not in PLAIN}
+    if packed:
+        name, how = next(iter(packed.items()))
         raise FastQwenError(
-            f"Layer '{layer}' is stored as {name} ({len(marked)} such layers), and this version computes with "
-            "bf16, fp16 and fp32 weights only: use the bf16 version of this checkpoint."
+            f"'{name}' is packed already ({how}): quantise the bf16, fp16 or fp32 version of this checkpoint."
         )
-    for name, entry in checkpoint.entries.items():
-        if entry.dtype not in PLAIN:
-            raise FastQwenError(
-                f"Tensor '{name}' is stored as {entry.dtype}, and this version reads bf16, fp16 and fp32 only: "
-                "use the bf16 version of this checkpoint."
-            )
 
 
 def _told(marker: Marker) -> str:

@@ -168,4 +168,4 @@ def _relabelled(codes: Tensor, relabel: Tensor) -> Tensor:
         return codes
     byte = torch.arange(256)
     table = (relabel[byte & 15] | relabel[byte >> 4] << 4).to(torch.uint8)
-    return table[codes.long()]
+    return table.to(codes.device)[codes.long()]

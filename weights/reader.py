@@ -13,6 +13,7 @@ from .formats import Marker, read_markers
 from .linear import Linear
 from .packed_linear import BITS, PackedLinear, RecordLinear, stack_key, why_not_records
 from .projection import Norm, Projection
+from .quantize import encode
 from .stored import StoredLayer, read_layer
 
 
@@ -23,6 +24,7 @@ class Reader:
     device   where tensors go
     dtype    the compute dtype of linear weights and embeddings
     shapes   canonical name -> shape the model expects, so that padding of packed layers is told apart
+    encodings  name in the file of a plain layer's weight -> (format, rotated) to quantise it to as it is read
     on_read  called with (bytes read so far, bytes of the whole checkpoint) after every tensor
     """
 
@@ -34,10 +36,13 @@ class Reader:
         dtype: torch.dtype,
         *,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
+        encodings: Mapping[str, tuple[str, bool]] | None = None,
         on_read: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.checkpoint, self.names, self.device, self.dtype = checkpoint, names, device, dtype
-        self.shapes, self._on_read, self._bytes_read = shapes or {}, on_read, 0
+        self.shapes, self.encodings = shapes or {}, encodings or {}
+        self._on_read, self._bytes_read = on_read, 0
+        self._errors: list[float] = []  # relative errors of the layers quantised here
         self._decoded: dict[str, int] = {}  # format -> layers of it that were decoded to the compute dtype
         self._unpacked: dict[str, int] = {}  # why layers run from int8 instead of their own bits -> their weights
 
@@ -94,7 +99,13 @@ class Reader:
         return found
 
     def _stored(self, name):
-        """A layer on an int8 grid as it is stored; any other as a Linear."""
+        """A layer on an int8 grid as it is stored, or as it is quantised here; any other as a Linear."""
+        encoding = self.encodings.get(self.names[name + ".weight"])
+        if encoding is not None:
+            weight = self.raw(name + ".weight").to(self.device)
+            encoded = encode(weight, encoding[0], name=self.names[name + ".weight"], rotated=encoding[1])
+            self._errors.append(encoded.relative_error)
+            return encoded.stored(name)
         if self.names[name + ".weight"].removesuffix(".weight") not in self.markers:
             return Linear(self.tensor(name + ".weight"))
         stored = read_layer(self, name, self.shapes.get(name + ".weight"))
@@ -119,6 +130,9 @@ class Reader:
             f"{count / 2**20:.0f} MiB of weights run from 8 bits instead of their own because of {reason}."
             for reason, count in self._unpacked.items()
         ]
+        if self._errors:
+            mean = sum(self._errors) / len(self._errors)
+            unpacked.append(f"{len(self._errors)} layers were quantised while loading, mean relative error {mean:.4f}.")
         return unpacked + [
             f"{count} layers stored as {name} were decoded and take {bits} bits a weight: no kernel computes with "
             f"{name} yet."
