@@ -1,0 +1,111 @@
+"""Compiles every kernel for GPUs that need not be here; the last line printed is the outcome as JSON.
+
+Run by test_kernels_compile.py. A target that the installed Triton has no backend or assembler for is skipped by name.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_86": GPUTarget("cuda", 86, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx1100": GPUTarget("hip", "gfx1100", 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+MISSING = ("no compatible backends", "is not defined for option 'gpu-name'", "cannot find ptxas")
+
+
+def kernel_module(name):
+    path = Path(__file__).resolve().parent.parent / "kernels" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def prepare_source(kernel, form, dtype, threads, parts, *, k, swiglu=False, norm=False, normed=False, dependent=False):
+    pointers = {"x_ptr": dtype, "norm_ptr": "fp32", "x8_ptr": "i8", "scale_ptr": "fp32"}
+    pointers |= {"normed_ptr": dtype, "mail_ptr": "i64", "calls_ptr": "i32"}
+    constants = {"K": k, "THREADS": threads, "PARTS": parts, "SWIGLU": swiglu, "NORM": norm}
+    constants |= {"SLOTS": form == "slots", "CLUSTER": form == "cluster"}
+    constants |= {"NORMED": normed, "ROTATE": True, "DEPENDENT": dependent}
+    types = {name: "*" + kind for name, kind in pointers.items()} | {"x_stride": "i32", "eps": "fp32"}
+    types |= dict.fromkeys(constants, "constexpr")
+    signature = {name: types[name] for name in kernel.arg_names}
+    aligned = [(i,) for i, name in enumerate(signature) if name in pointers or name == "x_stride"]
+    return ASTSource(kernel, signature, constants, {index: [["tt.divisibility", 16]] for index in aligned})
+
+
+def prepare_variants(kernel, target):
+    """(source, options) of what plan_for asks for on a target."""
+    alone = {"num_warps": 16, "enable_fp_fusion": False}
+    yield prepare_source(kernel, "alone", "bf16", 512, 1, k=4096, norm=True, normed=True), alone
+    if target.backend == "cuda":
+        slots = {"num_warps": 4, "enable_fp_fusion": False}
+        yield prepare_source(kernel, "slots", "bf16", 128, 17, k=17408, swiglu=True), slots
+        if target.arch >= 90:
+            dependent = {"launch_pdl": True, "enable_fp_fusion": False}
+            cluster = prepare_source(kernel, "cluster", "bf16", 512, 4, k=4096, norm=True, normed=True, dependent=True)
+            yield cluster, {**dependent, "num_warps": 4, "num_ctas": 4}
+            cluster = prepare_source(kernel, "cluster", "fp32", 4096, 8, k=17408, swiglu=True, dependent=True)
+            yield cluster, {**dependent, "num_warps": 16, "num_ctas": 8}
+
+
+def packed_source(kernel, **constants):
+    pointers = {"p_x": "i32", "p_x_scale": "fp32", "p_weights": "i32", "p_table": "i32", "p_channel_scale": "fp32"}
+    pointers |= {"p_residual": "bf16", "p_out": "bf16", "p_slabs": "i32"}
+    if "C" in constants:  # the portable form and unpacking read bytes
+        pointers |= {"p_x": "i8", "p_weights": "u8", "p_table": "u8"}
+        pointers |= {"p_out": "i8"} if "p_slabs" in kernel.arg_names else {}
+    types = {name: "*" + kind for name, kind in pointers.items()} | dict.fromkeys(constants, "constexpr")
+    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+    aligned = [(i,) for i, name in enumerate(signature) if name in pointers]
+    return ASTSource(kernel, signature, constants, {index: [["tt.divisibility", 16]] for index in aligned})
+
+
+def packed_variants(module, target):
+    """(source, options) of every width of weights; the NVIDIA form on NVIDIA, the portable one everywhere."""
+    for bits, columns in ((4, 512), (4, 256), (6, 256), (8, 256)):
+        common = {"K": columns * 3, "BITS": bits}
+        plain = {"num_warps": 4, "enable_fp_fusion": False}
+        portable = module.portable_packed_linear_kernel
+        yield packed_source(portable, C=columns, RESIDUAL=True, **common), plain
+        yield packed_source(module.unpack_kernel, C=columns, **common), {"num_warps": 4}
+        if target.backend != "cuda":
+            continue
+        for window in {True, False} if bits == 4 else {False}:
+            dependent = target.arch >= 90
+            flags = {"WINDOW": window, "RESIDUAL": True, "DEPENDENT": dependent, "WARPS": 4, "J": columns // 64}
+            options = plain | ({"launch_pdl": True} if dependent else {})
+            yield packed_source(module.packed_linear_kernel, **common, **flags), options
+
+
+def variants(target):
+    yield from prepare_variants(kernel_module("_prepare_kernels").prepare_kernel, target)
+    yield from packed_variants(kernel_module("_packed_kernels"), target)
+
+
+def main():
+    outcome = {"triton": triton.__version__, "compiled": [], "skipped": {}, "failed": {}}
+    for name, target in TARGETS.items():
+        try:
+            for compiled, options in variants(target):
+                triton.compile(compiled, target=target, options=options)
+            outcome["compiled"].append(name)
+        except Exception as error:
+            reason = str(error)[-800:]
+            kind = "skipped" if any(words in reason for words in MISSING) else "failed"
+            outcome[kind][name] = reason
+    print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()
