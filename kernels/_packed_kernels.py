@@ -3,17 +3,7 @@
 import triton
 import triton.language as tl
 
-try:
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # an older Triton: dependent launch is then never asked for
-
-    @triton.jit
-    def gdc_wait():
-        pass
-
-    @triton.jit
-    def gdc_launch_dependents():
-        pass
+from ._dependent_launch import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit

@@ -13,18 +13,7 @@ of 256. A step across lanes is one shuffle and one fused multiply-add by +-1 a v
 import triton
 import triton.language as tl
 
-try:
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # an older Triton: dependent launch is then never asked for
-
-    @triton.jit
-    def gdc_wait():
-        pass
-
-    @triton.jit
-    def gdc_launch_dependents():
-        pass
-
+from ._dependent_launch import gdc_launch_dependents, gdc_wait
 
 # A block's mailbox and the barrier that counts the bytes which arrive in it; $0 is the mailbox, the barrier lies behind
 # it. Run before anything waits: the other blocks may send once the cluster barrier that this arrives at has passed.

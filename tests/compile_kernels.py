@@ -3,8 +3,10 @@
 Run by test_kernels_compile.py. A target that the installed Triton has no backend or assembler for is skipped by name.
 """
 
+import importlib
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import triton
@@ -24,11 +26,15 @@ MISSING = ("no compatible backends", "is not defined for option 'gpu-name'", "ca
 
 
 def kernel_module(name):
-    path = Path(__file__).resolve().parent.parent / "kernels" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """A module of the package's kernels, the package imported from beside this folder."""
+    if "fastqwen" not in sys.modules:
+        root = Path(__file__).resolve().parent.parent
+        spec = importlib.util.spec_from_file_location(
+            "fastqwen", root / "__init__.py", submodule_search_locations=[str(root)]
+        )
+        sys.modules["fastqwen"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["fastqwen"])
+    return importlib.import_module(f"fastqwen.kernels.{name}")
 
 
 def prepare_source(kernel, form, dtype, threads, parts, *, k, swiglu=False, norm=False, normed=False, dependent=False):

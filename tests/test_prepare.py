@@ -1,6 +1,5 @@
 """Preparation of activations: the definition in float64, the row contract, and the kernel against the reference."""
 
-
 import pytest
 import torch
 from fastqwen.kernels import prepare as module
