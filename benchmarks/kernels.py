@@ -36,6 +36,8 @@ SHAPES = {
         "down": ((5120,), 17408, "swiglu", 64),
     },
 }
+# Single matrices by size: 18, 28 and 50 MB at 4 bits, and the head.
+SINGLE = ((8192, 4096), (12288, 4096), (17408, 5120), (248320, 4096))
 CALLS = 32  # in one graph
 ROTATE_BYTES = 300e6
 
@@ -59,6 +61,9 @@ def bench(shape: str, bits: int, peer: bool) -> dict:
             peer_total += row["peer_us"] * layers
         rows.append(row)
         print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    singles = [_bench_single(rows, columns, bits, device, ceiling) for rows, columns in SINGLE]
+    for row in singles:
+        print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     summary = {
         "what": "bench kernels",
         "shape": shape,
@@ -71,6 +76,7 @@ def bench(shape: str, bits: int, peer: bool) -> dict:
         "linears_ms_a_pass": round(ours_total / 1e3, 3),
         "floor_ms": round(bytes_total / ceiling / 1e6, 3),
         "groups": rows,
+        "single": singles,
     }
     if peer:
         summary |= {"peer_ms_a_pass": round(peer_total / 1e3, 3), "times_faster": round(peer_total / ours_total, 2)}
@@ -110,6 +116,34 @@ def _bench_group(sizes, columns, prologue, bits, device, ceiling):
         "rows": list(sizes), "columns": columns, "bytes": layout.bytes, "us": round(both, 2),
         "linear_us": round(alone, 2), "linear_GBps": round(layout.bytes / alone / 1e3),
         "percent_of_ceiling": round(100 * layout.bytes / both / 1e3 / ceiling, 1),
+    }  # fmt: skip
+
+
+def _bench_single(rows, columns, bits, device, ceiling):
+    """One matrix alone, with eight live rows and with one: the same launch, so the same time is expected."""
+    layout = Layout(bits, rows, columns)
+    config = launch_config(layout, torch.cuda.get_device_properties(device).multi_processor_count)
+    copies = max(2, min(CALLS, int(ROTATE_BYTES // layout.bytes) + 1))
+    weights = [random_weight(layout, device) for _ in range(copies)]
+    if not check(weights[0], config, device, dependent=True):
+        raise AssertionError(f"{layout} differs from the integer reference")
+    out = torch.empty(8, rows, dtype=torch.bfloat16, device=device)
+    times = {}
+    for live in (8, 1):
+        x8 = torch.randint(-127, 128, (columns // 64, 8, 64), dtype=torch.int8, device=device)
+        x8[:, live:] = 0
+        x_scale = torch.ones(8, device=device)
+        calls = [
+            lambda w=weights[i % copies], x8=x8, x_scale=x_scale: packed_linear(
+                x8, x_scale, w, out=out, config=config, dependent=True
+            )
+            for i in range(CALLS)
+        ]
+        times[live] = graph_microseconds(calls)
+    return {
+        "single": f"{rows}x{columns}", "bytes": layout.bytes, "us": round(times[8], 2),
+        "GBps": round(layout.bytes / times[8] / 1e3), "us_one_row": round(times[1], 2),
+        "percent_of_ceiling": round(100 * layout.bytes / times[8] / 1e3 / ceiling, 1),
     }  # fmt: skip
 
 
