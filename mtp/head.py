@@ -22,7 +22,7 @@ class MtpHead:
     def __init__(self, reader: Reader, config: ModelConfig):
         self.rms_eps = config.rms_eps
         self.rotary = Rotary(config.rotary, reader.device)
-        self.fc = reader.linear("mtp.fc")
+        self.fc = reader.projection("mtp.", ("fc",))
         self.embedding_norm = reader.vector("mtp.pre_fc_norm_embedding.weight")
         self.hidden_norm = reader.vector("mtp.pre_fc_norm_hidden.weight")
         layer = "mtp.layers.0."
@@ -49,5 +49,5 @@ class MtpHead:
         )
         cos, sin = self.rotary(positions)
         mixer = self.block.mixer
-        x = self.block.prefill(self.fc(joined), lambda row: mixer.prefill(row, cos, sin, cache=cache))
+        x = self.block.prefill(self.fc(joined)[0], lambda row: mixer.prefill(row, cos, sin, cache=cache))
         return rms_norm(x, self.norm, self.rms_eps)

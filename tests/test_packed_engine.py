@@ -166,8 +166,30 @@ def test_kept_layers_stay_plain_beside_packed_ones(folder, tmp_path):
     engine = load(target)
     group = engine.trunk.blocks[0].mlp.gate_up.matrices
     assert [isinstance(layer, PackedLinear) for layer, _ in group] == [True, False]
-    assert not isinstance(engine.mtp_head.fc, PackedLinear)
+    assert not isinstance(engine.mtp_head.fc.matrices[0][0], PackedLinear)
     assert engine.generate("x", settings=GREEDY, max_tokens=5).token_ids
+
+
+def test_plain_body_with_a_packed_mtp_head_loads_all_of_it(folder, tmp_path):
+    target = tmp_path / "head.safetensors"
+    convert(Checkpoint.open(folder), target, "w6a8", keep=["model.*"])
+    (tmp_path / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
+    engine = load(target, device="cpu")
+    assert engine.notes == () and not isinstance(engine.trunk.embedding, PackedLinear)
+    head, plain = engine.mtp_head, load(folder, device="cpu").mtp_head
+    assert all(isinstance(group.matrices[0][0], PackedLinear) for group in (head.fc, head.block.mlp.down))
+    generator = torch.Generator().manual_seed(6)
+    embeddings, hidden = torch.randn(9, 256, generator=generator), torch.randn(9, 256, generator=generator)
+    with torch.inference_mode():
+        found, wanted = (
+            each.prefill(embeddings, hidden, torch.arange(9).expand(3, -1), cache=mtp_cache(each))
+            for each in (head, plain)
+        )
+    assert 0 < relative(found, wanted) < 0.2  # six-bit weights through one layer; zeros would be off by 1
+
+
+def mtp_cache(head):
+    return head.block.mixer.new_cache(capacity=16, dtype=torch.float32, device=CPU)
 
 
 def test_formats_without_a_kernel_are_decoded_and_said(folder, tmp_path):
