@@ -99,6 +99,7 @@ def _add_generate(parser):
     add("--mtp", default="auto", choices=MTP_CHOICES, help="drafting; never changes the text (default auto)")
     add("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:1, ... (default auto)")
     add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
+    add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")
     add("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT (may be repeated)")
     add("--tokenizer", metavar="PATH", help="tokenizer.json or its folder, if not beside the checkpoint")
     add("--json", action="store_true", help="print one JSON object with text, thinking and report; do not stream")
@@ -137,6 +138,7 @@ def _generate(arguments) -> int:
             device=arguments.device,
             tokenizer=arguments.tokenizer,
             quantize=arguments.quantize,
+            repack=arguments.repack,
             on_load=bar,
         )
     prompt_bar = _Bar("prompt", "token")

@@ -33,6 +33,7 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     quantize: str | None = None,
+    repack: bool = False,
     tokenizer=None,
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
@@ -42,6 +43,7 @@ def load(
     device     "auto" (the first GPU, else the CPU), or a torch device such as "cpu" or "cuda:1"
     dtype      "auto" (bf16 on a GPU, fp32 on a CPU), "bf16" or "fp32": what it computes in
     quantize   "w4a8", "w6a8" or "int8": quantises plain weights in memory, as `fastqwen quantize` writes them
+    repack     re-packs layers of formats without a kernel (fp8, nvfp4, ...) as W6A8; else they become `dtype`
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
     on_load    told (bytes done, bytes in all) after every tensor
@@ -51,7 +53,7 @@ def load(
     torch_dtype = _dtype(dtype, torch_device)
     source = resolve_path(path)
     checkpoint = Checkpoint.open(source)
-    model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize)
+    model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack)
     head = MtpHead(model.reader, model.config) if model.config.has_mtp else None
     text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
     if text.size > model.config.vocab_size:

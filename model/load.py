@@ -28,10 +28,12 @@ def load_model(
     on_read: Callable[[int, int], None] = lambda done, total: None,
     *,
     quantize: str | None = None,
+    repack: bool = False,
 ) -> LoadedModel:
     """on_read is told (bytes done, bytes in all) after every tensor.
 
     quantize  quantises plain weights as `fastqwen quantize --format` would, in memory
+    repack    layers of formats without a kernel become W6A8 instead of `dtype`
 
     Raises FastQwenError for another architecture, or a missing, wrong-shaped or damaged tensor.
     """
@@ -43,6 +45,13 @@ def load_model(
         choices = choose(checkpoint, names, quantize, tied_head=config.tied_head)
         encodings = {choice.name: (choice.format, choice.rotated) for choice in choices if choice.format is not None}
     reader = Reader(
-        checkpoint, names, device, dtype, shapes=config.expected_shapes(), encodings=encodings, on_read=on_read
+        checkpoint,
+        names,
+        device,
+        dtype,
+        shapes=config.expected_shapes(),
+        encodings=encodings,
+        repack=repack,
+        on_read=on_read,
     )
     return LoadedModel(config, Trunk(reader, config), reader)

@@ -208,7 +208,10 @@ def test_formats_without_a_kernel_are_decoded_and_said(folder, tmp_path):
     for name in ("config.json", "tokenizer.json"):
         (other / name).write_text((folder / name).read_text())
     engine = load(other, device="cpu")
-    assert any("fp8" in note and "32 bits" in note for note in engine.notes)
+    assert any("1 layers stored as fp8" in note and "kept as float32, 0.2 MiB" in note for note in engine.notes)
+    repacked = load(other, device="cpu", repack=True)
+    assert any("re-packed as W6A8, 0.1 MiB" in note for note in repacked.notes)
     ids = [5, 6, 7, 8]
     wanted, found = logits(trunk_of(folder), ids), logits(engine.trunk, ids)
+    assert 0 < relative(logits(repacked.trunk, ids), found) < 0.05
     assert 0 < ((found - wanted).norm() / wanted.norm()).item() < 0.05

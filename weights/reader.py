@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..kernels.rotation import BLOCK
 from .backend import packed_kernels
 from .checkpoint import Checkpoint
 from .decode import to_float, to_grid
@@ -16,6 +17,8 @@ from .projection import Norm, Projection
 from .quantize import encode
 from .stored import StoredLayer, read_layer
 
+W6A8_BITS = 6.5  # a weight: its code, and its share of a group's scale
+
 
 class Reader:
     """Reads by canonical name (`layers.0.mlp.up_proj.weight`), whatever prefix the file uses.
@@ -25,6 +28,7 @@ class Reader:
     dtype    the compute dtype of linear weights and embeddings
     shapes   canonical name -> shape the model expects, so that padding of packed layers is told apart
     encodings  name in the file of a plain layer's weight -> (format, rotated) to quantise it to as it is read
+    repack   layers of formats without a kernel become W6A8 instead of the compute dtype
     on_read  called with (bytes read so far, bytes of the whole checkpoint) after every tensor
     """
 
@@ -37,13 +41,14 @@ class Reader:
         *,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
         encodings: Mapping[str, tuple[str, bool]] | None = None,
+        repack: bool = False,
         on_read: Callable[[int, int], None] = lambda done, total: None,
     ):
         self.checkpoint, self.names, self.device, self.dtype = checkpoint, names, device, dtype
-        self.shapes, self.encodings = shapes or {}, encodings or {}
+        self.shapes, self.encodings, self.repack = shapes or {}, encodings or {}, repack
         self._on_read, self._bytes_read = on_read, 0
         self._errors: list[float] = []  # relative errors of the layers quantised here
-        self._decoded: dict[str, int] = {}  # format -> layers of it that were decoded to the compute dtype
+        self._decoded: dict[str, tuple[int, int]] = {}  # format without a kernel -> (layers, weights) of it
         self._unpacked: dict[str, int] = {}  # why layers run from int8 instead of their own bits -> their weights
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
@@ -111,7 +116,10 @@ class Reader:
         stored = read_layer(self, name, self.shapes.get(name + ".weight"))
         if stored.format in BITS and not stored.full_precision:
             return stored
-        self._decoded[stored.format] = self._decoded.get(stored.format, 0) + 1
+        layers, weights = self._decoded.get(stored.format, (0, 0))
+        self._decoded[stored.format] = layers + 1, weights + stored.rows * stored.columns
+        if self.repack and stored.columns % BLOCK == 0:
+            return encode(to_float(stored).to(self.device), "w6a8", name=name + ".weight").stored(name)
         return Linear(to_float(stored, self.dtype).to(self.device))
 
     def _fits_records(self, stored):
@@ -125,7 +133,8 @@ class Reader:
     @property
     def notes(self) -> list[str]:
         """What a user should know about layers that were not taken as they are, one sentence each."""
-        bits = 8 * torch.empty(0, dtype=self.dtype).element_size()
+        bits = W6A8_BITS if self.repack else 8 * torch.empty(0, dtype=self.dtype).element_size()
+        became = "re-packed as W6A8" if self.repack else f"kept as {str(self.dtype).removeprefix('torch.')}"
         unpacked = [
             f"{count / 2**20:.0f} MiB of weights run from 8 bits instead of their own because of {reason}."
             for reason, count in self._unpacked.items()
@@ -134,9 +143,9 @@ class Reader:
             mean = sum(self._errors) / len(self._errors)
             unpacked.append(f"{len(self._errors)} layers were quantised while loading, mean relative error {mean:.4f}.")
         return unpacked + [
-            f"{count} layers stored as {name} were decoded and take {bits} bits a weight: no kernel computes with "
-            f"{name} yet."
-            for name, count in self._decoded.items()
+            f"{layers} layers stored as {name} were decoded exactly and {became}, {weights * bits / 2**23:.1f} MiB: "
+            f"no kernel computes with {name}."
+            for name, (layers, weights) in self._decoded.items()
         ]
 
     def norm(self, name: str, eps: float) -> Norm:
