@@ -13,7 +13,7 @@ from ..kernels import packed, packed_linear, rotation
 from ..kernels.int8_matmul import int8_matmul, scaled
 from ..kernels.packed import Layout
 from ..kernels.packed_linear import PackedWeight
-from .decode import Grid
+from .decode import Grid, to_grid
 from .stored import StoredLayer
 
 BITS = {"w4a8": 4, "w6a8": 6, "int8": 8}
@@ -126,6 +126,15 @@ def why_not_records(stored: StoredLayer) -> str | None:
     return None
 
 
+def as_int8(stored: StoredLayer) -> StoredLayer:
+    """The same int8 grid as an int8 layer: exactly the same results from one byte a weight."""
+    grid = to_grid(stored)
+    return StoredLayer(
+        name=stored.name, format="int8", rows=stored.rows, columns=stored.columns, codes=grid.values,
+        rotated=grid.rotated, channel_scale=grid.channel_scale,
+    )  # fmt: skip
+
+
 def stack_key(stored: StoredLayer) -> tuple:
     """Layers with equal keys can be one matrix: same width of codes, same input, same levels."""
     codebook = None if stored.codebook is None else tuple(stored.codebook.tolist())
@@ -151,15 +160,12 @@ def _e4m3_bytes(scales: Tensor) -> Tensor | None:
 
 
 def _relabel(codebook: Tensor | None) -> Tensor | None:
-    """New code of each old code, int64 [16]: negative levels to 0-7, the others to 8-15. None if they do not fit."""
+    """New code of each old code, int64 [16]: its level's rank. None unless 0-7 then are <= 0 and 8-15 >= 0."""
     levels = packed.level_codebook(codebook)
-    negative = levels < 0
-    if int(negative.sum()) > 8 or int((~negative).sum()) > 8:
+    order = levels.argsort(stable=True)
+    if levels[order[7]] > 0 or levels[order[8]] < 0:
         return None
-    new = torch.empty(16, dtype=torch.int64)
-    new[negative] = torch.arange(int(negative.sum()))
-    new[~negative] = 8 + torch.arange(int((~negative).sum()))
-    return new
+    return order.argsort()
 
 
 def _relabelled(codes: Tensor, relabel: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from .checkpoint import Checkpoint
 from .decode import to_float, to_grid
 from .formats import Marker, read_markers
 from .linear import Linear
-from .packed_linear import BITS, PackedLinear, RecordLinear, stack_key, why_not_records
+from .packed_linear import BITS, PackedLinear, RecordLinear, as_int8, stack_key, why_not_records
 from .projection import Norm, Projection
 from .quantize import encode
 from .stored import StoredLayer, read_layer
@@ -88,14 +88,15 @@ class Reader:
                 stack.clear()
 
         for name in names:
-            stored = self._stored(name)
-            if isinstance(stored, Linear):
+            original = self._stored(name)
+            if isinstance(original, Linear):
                 end_stack()
-                found.append((stored, (stored.weight.shape[0],)))
+                found.append((original, (original.weight.shape[0],)))
                 continue
-            if not self._fits_records(stored):
+            stored = self._for_kernels(original)
+            if stored is None:
                 end_stack()
-                found.append((PackedLinear(to_grid(stored), self.device), (stored.rows,)))
+                found.append((PackedLinear(to_grid(original), self.device), (original.rows,)))
                 continue
             if stack and stack_key(stack[0]) != stack_key(stored):
                 end_stack()
@@ -122,13 +123,16 @@ class Reader:
             return encode(to_float(stored).to(self.device), "w6a8", name=name + ".weight").stored(name)
         return Linear(to_float(stored, self.dtype).to(self.device))
 
-    def _fits_records(self, stored):
+    def _for_kernels(self, stored):
+        """The layer in a form that the record kernels take: its own bits, else its int8 grid; None without kernels."""
         if not packed_kernels(self.device)[0]:
-            return False
+            return None
         reason = why_not_records(stored)
-        if reason is not None:
-            self._unpacked[reason] = self._unpacked.get(reason, 0) + stored.rows * stored.columns
-        return reason is None
+        if reason is None:
+            return stored
+        grid = as_int8(stored)
+        self._unpacked[reason] = self._unpacked.get(reason, 0) + stored.rows * stored.columns
+        return grid if why_not_records(grid) is None else None
 
     @property
     def notes(self) -> list[str]:
