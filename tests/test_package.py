@@ -103,3 +103,14 @@ def test_python_files_are_cp1252_encodable():
     for path in ROOT.rglob("*.py"):
         if not any(part.startswith(".") or part == "build" for part in path.relative_to(ROOT).parts):
             path.read_text(encoding="utf-8").encode("cp1252")
+
+
+def test_no_file_goes_around_comfyuis_device_and_memory_management():
+    """The patterns that ComfyUI's pack linter refuses; scripts that train the demo never run inside ComfyUI."""
+    patterns = (".cuda" + "(", '.to("cu' + 'da")', "torch.auto" + "cast", "nn.Lin" + "ear(", "nn.Layer" + "Norm(")
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).parts
+        if parts[0].startswith(".") or "scripts" in parts or parts[0] == "build":
+            continue
+        text = path.read_text()
+        assert not [pattern for pattern in patterns if pattern in text], path
