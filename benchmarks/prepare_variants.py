@@ -76,7 +76,7 @@ def time_plan(x: torch.Tensor, options: dict, plan: Plan, wanted, exact: bool, n
     out = allocate(codes.shape[1], "cuda", normed=x.dtype if normed else None, plan=plan)
 
     def check():
-        off = (out.x8.int() - pack_order(codes).to(torch.device("cuda")).int()).abs()
+        off = (out.x8.int() - pack_order(codes).to(out.x8.device).int()).abs()
         assert off.max() <= (0 if exact else 1), f"codes are off by {off.max()}"
         assert (off != 0).sum() <= 8, f"{(off != 0).sum()} codes differ"
         assert torch.allclose(out.x_scale.cpu(), scale, rtol=1e-5, atol=0), f"x_scale {out.x_scale} for {scale}"

@@ -107,7 +107,14 @@ def test_python_files_are_cp1252_encodable():
 
 def test_no_file_goes_around_comfyuis_device_and_memory_management():
     """The patterns that ComfyUI's pack linter refuses; scripts that train the demo never run inside ComfyUI."""
-    patterns = (".cuda" + "(", '.to("cu' + 'da")', "torch.auto" + "cast", "nn.Lin" + "ear(", "nn.Layer" + "Norm(")
+    patterns = (
+        ".cuda" + "(",
+        '.to("cu' + 'da")',
+        '.to(torch.device("cu' + 'da"',
+        "torch.auto" + "cast",
+        "nn.Lin" + "ear(",
+        "nn.Layer" + "Norm(",
+    )
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).parts
         if parts[0].startswith(".") or "scripts" in parts or parts[0] == "build":

@@ -203,7 +203,8 @@ def test_what_a_format_cannot_hold_is_refused():
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_gpu_encodes_as_well_as_the_cpu(format):
     weight = weights()["heavy tails"]
-    here, there = encode(weight, format), encode(weight.to(torch.device("cuda")), format)
+    gpu = torch.device("cuda")
+    here, there = encode(weight, format), encode(weight.to(gpu), format)
     assert there.relative_error == pytest.approx(here.relative_error, rel=1e-4)
     tensors = {key: tensor.cpu() for key, tensor in there.tensors.items()}
     assert quantised.relative(quantised.decode(tensors), weight) == pytest.approx(there.relative_error, rel=1e-4)
