@@ -108,7 +108,7 @@ def _add_generate(parser):
 
 def _add_quantize(parser):
     add = parser.add_argument
-    add("source", metavar="SRC", help="checkpoint folder, .safetensors file, or demo; bf16, fp16 or fp32 weights")
+    add("source", metavar="SRC", help="checkpoint folder, .safetensors file, or demo-bf16; bf16, fp16 or fp32 weights")
     add("target", metavar="DST", help="the .safetensors file to write")
     add("--format", required=True, choices=QUANTISED, help="4, 6 or 8 bits a weight; all compute in int8")
     add("--keep", action="append", default=[], metavar="PATTERN", help="leave tensors of this name as they are, such "
@@ -167,26 +167,21 @@ def _generate(arguments) -> int:
         value = {"text": result.text, "thinking": result.thinking, "report": result.report.to_dict()}
         print(json.dumps(value, ensure_ascii=False))
     else:
-        _print_report(result.report)
+        print(*result.report.lines(), sep="\n", file=sys.stderr)
     return 0
 
 
 def _stream(reply):
     """Reasoning goes to stderr and the answer to stdout, so that a pipe gets the answer alone."""
+    kind = None
     for delta in reply:
-        stream = sys.stderr if delta.kind == "thinking" else sys.stdout
-        print(delta.text, end="", file=stream, flush=True)
+        if kind == "thinking" and delta.kind != kind:
+            print("\n", file=sys.stderr, flush=True)
+        kind = delta.kind
+        print(delta.text, end="", file=sys.stderr if kind == "thinking" else sys.stdout, flush=True)
+    if kind == "thinking":
+        print(file=sys.stderr)
     print(flush=True)
-
-
-def _print_report(report):
-    for note in report.notes:
-        print(f"note: {note}", file=sys.stderr)
-    print(
-        f"[{report.new_tokens} tokens, {report.tokens_per_second:.1f} tokens/s, prompt {report.prompt_tokens} tokens "
-        f"in {report.prefill_seconds:.2f} s, stopped: {report.stop_reason}, mtp: {report.mtp}]",
-        file=sys.stderr,
-    )
 
 
 class _Bar:

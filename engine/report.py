@@ -47,6 +47,14 @@ class Report:
         """The same as plain JSON types."""
         return asdict(self)
 
+    def lines(self) -> list[str]:
+        """For people: the notes, and the numbers in one line."""
+        return [
+            *(f"note: {note}" for note in self.notes),
+            f"[{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, prompt {self.prompt_tokens} tokens "
+            f"in {self.prefill_seconds:.2f} s, stopped: {self.stop_reason}, mtp: {self.mtp}]",
+        ]
+
 
 @dataclass
 class Meter:

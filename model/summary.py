@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass
 
 from ..weights import Checkpoint, TensorEntry
-from ..weights.formats import PLAIN, marked_formats
+from ..weights.formats import PLAIN, read_markers
+from ..weights.layout import layout_of
 from .config import ModelConfig, read_config
 
 # First piece of a canonical name that matches decides the group; the order is the order of display.
@@ -21,25 +22,28 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors that belong together: how many, their stored values and bytes, and tensors per format."""
+    """Tensors that belong together: how many, their parameters, stored bytes, and tensors per format.
+
+    A packed layer counts as one tensor of its format, scales and all; its parameters are rows times columns.
+    """
 
     name: str
     tensors: int
-    values: int
+    parameters: int
     bytes: int
     formats: dict[str, int]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The config and the tensor groups of a checkpoint. Values are as stored: two 4-bit codes count as one."""
+    """The config and the tensor groups of a checkpoint."""
 
     config: ModelConfig
     groups: tuple[Group, ...]
 
     @property
-    def values(self) -> int:
-        return sum(group.values for group in self.groups)
+    def parameters(self) -> int:
+        return sum(group.parameters for group in self.groups)
 
     @property
     def bytes(self) -> int:
@@ -50,7 +54,7 @@ class Summary:
         return {
             "architecture": "qwen3_5",
             "config": asdict(self.config),
-            "values": self.values,
+            "parameters": self.parameters,
             "bytes": self.bytes,
             "mtp": self.config.has_mtp,
             "vision": self.config.vision is not None,
@@ -65,28 +69,36 @@ class Summary:
             f"{len(kinds)} layers ({kinds.count('linear_attention')} DeltaNet, {kinds.count('full_attention')} "
             f"attention), hidden {config.hidden_size}, inner {config.intermediate_size}, "
             f"vocabulary {config.vocab_size}",
-            f"attention: {attention.heads} query and {attention.kv_heads} key-value heads of {attention.head_dim}",
-            f"DeltaNet: {deltanet.key_heads} key heads of {deltanet.key_dim}, {deltanet.value_heads} value heads of "
+            f"attention: query heads {attention.heads} x {attention.head_dim}, "
+            f"key-value heads {attention.kv_heads} x {attention.head_dim}",
+            f"DeltaNet: key heads {deltanet.key_heads} x {deltanet.key_dim}, value heads {deltanet.value_heads} x "
             f"{deltanet.value_dim}",
             f"head: {'tied' if config.tied_head else 'own'}; MTP head: {'present' if config.has_mtp else 'absent'}; "
             f"vision tower: {'present' if config.vision else 'absent'}",
         ]
         for group in self.groups:
             formats = ", ".join(f"{count} {name}" for name, count in group.formats.items())
-            lines.append(f"{group.name:<10} {group.values:>15,} values {group.bytes / 1e6:>12,.1f} MB   {formats}")
-        return [*lines, f"{'all':<10} {self.values:>15,} values {self.bytes / 1e6:>12,.1f} MB"]
+            lines.append(
+                f"{group.name:<10} {group.parameters:>15,} parameters {group.bytes / 1e6:>12,.1f} MB   {formats}"
+            )
+        return [*lines, f"{'all':<10} {self.parameters:>15,} parameters {self.bytes / 1e6:>12,.1f} MB"]
 
 
 def summarise(checkpoint: Checkpoint) -> Summary:
-    """Raises FastQwenError for a file of another architecture."""
+    """Raises FastQwenError for a file of another architecture and for a packed layer whose tensors do not fit."""
     config, names = read_config(checkpoint)
-    marked = marked_formats(checkpoint)
-    members: dict[str, list[tuple[str, TensorEntry]]] = {}
+    markers, shapes = read_markers(checkpoint), config.expected_shapes()
+    members: dict[str, list[tuple[str | None, int, TensorEntry]]] = {}
     for name, stored_name in names.items():
         entry = checkpoint.entries[stored_name]
         layer = stored_name.rsplit(".", 1)[0]
-        kind = marked.get(layer, PLAIN.get(entry.dtype, entry.dtype))
-        members.setdefault(_group_of(name), []).append((kind, entry))
+        kind, parameters = PLAIN.get(entry.dtype, entry.dtype), entry.values
+        if layer in markers:
+            kind, parameters = None, 0  # a scale, a codebook or the marker: part of the weight beside it
+            if stored_name == layer + ".weight":
+                found = layout_of(checkpoint, layer, markers[layer], shapes.get(name))
+                kind, parameters = found.format, found.rows * found.columns
+        members.setdefault(_group_of(name), []).append((kind, parameters, entry))
     order = [name for _, name in GROUPS] + ["other"]
     return Summary(config, tuple(_group(name, members[name]) for name in order if name in members))
 
@@ -97,7 +109,8 @@ def _group_of(name: str) -> str:
 
 def _group(name, members) -> Group:
     formats: dict[str, int] = {}
-    for kind, _ in members:
-        formats[kind] = formats.get(kind, 0) + 1
-    entries = [entry for _, entry in members]
-    return Group(name, len(entries), sum(e.values for e in entries), sum(e.bytes for e in entries), formats)
+    for kind, _, _ in members:
+        if kind is not None:
+            formats[kind] = formats.get(kind, 0) + 1
+    parameters = sum(count for _, count, _ in members)
+    return Group(name, sum(formats.values()), parameters, sum(entry.bytes for *_, entry in members), formats)

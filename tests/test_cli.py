@@ -63,8 +63,8 @@ def test_inspect_tells_what_is_in_the_file(capsys, folder):
     assert value["mtp"] is True and value["vision"] is False
     groups = {group["name"]: group for group in value["groups"]}
     assert groups["mtp"]["tensors"] == 15 and groups["mtp"]["formats"] == {"fp32": 15}
-    assert value["bytes"] == 4 * value["values"]
-    assert groups["embedding"]["values"] == 320 * 64
+    assert value["bytes"] == 4 * value["parameters"]
+    assert groups["embedding"]["parameters"] == 320 * 64
 
 
 def test_inspect_names_packed_formats(capsys, folder, tmp_path):
@@ -75,10 +75,11 @@ def test_inspect_names_packed_formats(capsys, folder, tmp_path):
     marker = json.dumps({"format": "int8_tensorwise"}).encode()
     tensors[layer + ".comfy_quant"] = torch.tensor(list(marker), dtype=torch.uint8)
     tensors[layer + ".weight"] = torch.zeros(96, 64, dtype=torch.int8)
+    tensors[layer + ".weight_scale"] = torch.ones(96, 1)
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(Path(folder, "config.json").read_text())
     code, out, _ = run(capsys, "inspect", tmp_path)
-    assert code == 0 and "int8_tensorwise" in out
+    assert code == 0 and "1 int8" in out
 
 
 def test_quantize_writes_a_file_that_inspect_reads_and_prints_the_errors(capsys, tmp_path):
@@ -89,7 +90,8 @@ def test_quantize_writes_a_file_that_inspect_reads_and_prints_the_errors(capsys,
     assert code == 0 and "layers quantised (w6a8)" in out and "mean 0.0" in out and "left as they are (--keep)" in out
     assert "give --tokenizer" in out
     code, out, _ = run(capsys, "inspect", target)
-    assert code == 0 and "asym_w4a8_int8" in out and "int8_tensorwise" in out and "MTP head: present" in out
+    assert code == 0 and "w6a8" in out and "1 int8" in out and "MTP head: present" in out
+    assert "5,530,648 parameters" in out
     options = ("quantize", "demo-bf16", target, "--format", "int8", "--json", "--overwrite")
     code, out, _ = run(capsys, *options)
     value = json.loads(out)
