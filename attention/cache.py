@@ -5,35 +5,75 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..kernels import kv_int8
 from ..kernels.attention import part_at
 from ..kernels.rows import SLOTS, cache_offsets, check_path, depths
 
+# How keys and values are kept -> dtype of the stored numbers.
+KINDS = {"int8": torch.int8, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Stored:
+    """Keys or values of a layer: numbers [kv_heads, slots, D], and for int8 a float32 scale [kv_heads, slots]."""
+
+    def __init__(self, kv_heads: int, slots: int, head_dim: int, *, kind: str, device: torch.device):
+        self.numbers = torch.zeros(kv_heads, slots, head_dim, dtype=KINDS[kind], device=device)
+        self.scales = torch.zeros(kv_heads, slots, device=device) if kind == "int8" else None
+
+    @property
+    def bytes(self) -> int:
+        scales = 0 if self.scales is None else self.scales.nbytes
+        return self.numbers.nbytes + scales
+
+    def write(self, slots: slice, x: Tensor):
+        """x [T, kv_heads, D] goes to T slots."""
+        x = x.transpose(0, 1)
+        if self.scales is None:
+            self.numbers[:, slots] = x
+        else:
+            self.numbers[:, slots], self.scales[:, slots] = kv_int8.quantise(x)
+
+    def move(self, source: int, target: int):
+        """Copies one slot's bytes."""
+        self.numbers[:, target] = self.numbers[:, source]
+        if self.scales is not None:
+            self.scales[:, target] = self.scales[:, source]
+
+    def read(self, start: int, end: int) -> Tensor:
+        """Slots start..end-1 as float32 [kv_heads, end - start, D]: what the stored bytes mean."""
+        numbers = self.numbers[:, start:end]
+        return numbers.float() if self.scales is None else kv_int8.dequantise(numbers, self.scales[:, start:end])
+
 
 class KVCache:
-    """Keys and values [kv_heads, slots, D] in `dtype`.
+    """Keys and values as `kind` ("int8", "bf16" or "fp32").
 
     `length` tokens are committed. A pass stages its rows in the slots that follow; `commit` keeps a path by
     moving an accepted leaf to its true slot, and everything else is overwritten by the next pass.
     """
 
-    def __init__(self, kv_heads: int, head_dim: int, *, capacity: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, kv_heads: int, head_dim: int, *, capacity: int, kind: str, device: torch.device):
         self.capacity = capacity
         slots = _round_up_to_part(capacity + SLOTS)
-        self.keys = torch.zeros(kv_heads, slots, head_dim, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
+        self.keys = Stored(kv_heads, slots, head_dim, kind=kind, device=device)
+        self.values = Stored(kv_heads, slots, head_dim, kind=kind, device=device)
         self.length = 0
         self._staged: tuple[int, ...] = ()  # parents of the staged rows
 
     @property
     def bytes(self) -> int:
-        return 2 * self.keys.numel() * self.keys.element_size()
+        return self.keys.bytes + self.values.bytes
+
+    def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of slots start..end-1 as float32 [kv_heads, end - start, D]."""
+        return self.keys.read(start, end), self.values.read(start, end)
 
     def append(self, k: Tensor, v: Tensor):
         """Commits T prompt tokens: k, v [T, kv_heads, D]."""
-        end = self.length + k.shape[0]
-        self.keys[:, self.length : end] = k.transpose(0, 1)
-        self.values[:, self.length : end] = v.transpose(0, 1)
-        self.length, self._staged = end, ()
+        slots = slice(self.length, self.length + k.shape[0])
+        self.keys.write(slots, k)
+        self.values.write(slots, v)
+        self.length, self._staged = slots.stop, ()
 
     def stage(self, k: Tensor, v: Tensor, parents: Sequence[int]) -> tuple[int, ...]:
         """Writes the rows of a pass, k and v [SLOTS, kv_heads, D], past the committed length.
@@ -42,7 +82,8 @@ class KVCache:
         """
         slots = tuple(self.length + offset for offset in cache_offsets(parents))
         for row, slot in enumerate(slots):
-            self.keys[:, slot], self.values[:, slot] = k[row], v[row]
+            self.keys.write(slice(slot, slot + 1), k[row : row + 1])
+            self.values.write(slice(slot, slot + 1), v[row : row + 1])
         self._staged = tuple(parents)
         return slots
 
@@ -52,8 +93,8 @@ class KVCache:
         offsets, depth = cache_offsets(self._staged), depths(self._staged)
         for row in path:
             if offsets[row] != depth[row]:
-                source, target = self.length + offsets[row], self.length + depth[row]
-                self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
+                self.keys.move(self.length + offsets[row], self.length + depth[row])
+                self.values.move(self.length + offsets[row], self.length + depth[row])
         self.length, self._staged = self.length + len(path), ()
 
 

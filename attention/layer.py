@@ -49,9 +49,9 @@ class GatedAttention:
         self.out = reader.projection(prefix, ("o_proj",))
         self.q_norm, self.k_norm = reader.vector(prefix + "q_norm.weight"), reader.vector(prefix + "k_norm.weight")
 
-    def new_cache(self, *, capacity: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+    def new_cache(self, *, capacity: int, kind: str, device: torch.device) -> KVCache:
         config = self.config
-        return KVCache(config.kv_heads, config.head_dim, capacity=capacity, dtype=dtype, device=device)
+        return KVCache(config.kv_heads, config.head_dim, capacity=capacity, kind=kind, device=device)
 
     def prefill(self, x: Tensor, cos: Tensor, sin: Tensor, *, cache: KVCache) -> Tensor:
         """T prompt rows: x [T, H], cos and sin [T, dim / 2] -> x plus this layer's output, [T, H].
@@ -61,7 +61,7 @@ class GatedAttention:
         start = cache.length
         q, gate, k, v = self._heads(*self.qkv(x), cos, sin)
         cache.append(k, v)
-        o = prefill_rows(q.transpose(0, 1).contiguous(), cache.keys, cache.values, start)
+        o = prefill_rows(q.transpose(0, 1).contiguous(), cache.read, start)
         return self.out(_gated(o.transpose(0, 1), gate), x)[0]
 
     def verify(self, x: Tensor, cos: Tensor, sin: Tensor, *, parents: Sequence[int], cache: KVCache) -> Tensor:
@@ -74,7 +74,7 @@ class GatedAttention:
         slots = cache.stage(k, v, parents)
         o = torch.zeros_like(q)
         for row, depth in enumerate(depths(parents)):
-            o[row] = decode_row(q[row].clone(), cache.keys, cache.values, cache.length + depth, slots[row])
+            o[row] = decode_row(q[row].clone(), cache.read, cache.length + depth, slots[row])
         return self.out.verify(each_row(_gated, rows, o, gate), rows, x)[0]
 
     def _heads(self, q, k, v, cos, sin):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from ..attention import KINDS
 from ..model.chat import ChatTemplate
 from ..model.load import load_model
 from ..model.tokenizer import load_tokenizer
@@ -34,6 +35,7 @@ def load(
     dtype: str = "auto",
     quantize: str | None = None,
     repack: bool = False,
+    kv: str = "auto",
     tokenizer=None,
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
@@ -44,6 +46,7 @@ def load(
     dtype      "auto" (bf16 on a GPU, fp32 on a CPU), "bf16" or "fp32": what it computes in
     quantize   "w4a8", "w6a8" or "int8": quantises plain weights in memory, as `fastqwen quantize` writes them
     repack     re-packs layers of formats without a kernel (fp8, nvfp4, ...) as W6A8; else they become `dtype`
+    kv         how keys and values are kept: "auto" (bf16 on a GPU, fp32 on a CPU), "int8", "bf16" or "fp32"
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
     on_load    told (bytes done, bytes in all) after every tensor
@@ -53,7 +56,7 @@ def load(
     torch_dtype = _dtype(dtype, torch_device)
     source = resolve_path(path)
     checkpoint = Checkpoint.open(source)
-    model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack)
+    model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=_kv(kv))
     head = MtpHead(model.reader, model.config) if model.config.has_mtp else None
     text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
     if text.size > model.config.vocab_size:
@@ -84,6 +87,12 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise FastQwenError(f"dtype is {name!r}: use 'auto', 'bf16' or 'fp32'.")
     return DTYPES[name]
+
+
+def _kv(name: str) -> str | None:
+    if name != "auto" and name not in KINDS:
+        raise FastQwenError(f"kv is {name!r}: use 'auto', {', '.join(map(repr, KINDS))}.")
+    return None if name == "auto" else name
 
 
 def _unused(names: Sequence[str]) -> list[str]:

@@ -10,10 +10,14 @@ where its own key lies in the cache, nor on what else the pass holds. Slots at o
 contribute exactly 0 whatever the memory holds.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Read = Callable[[int, int], tuple[Tensor, Tensor]]
+PREFILL_TILE = 2048  # slots; a multiple of every part
 PART_ENDS = ((4096, 128), (32768, 512))  # positions below the first number are cut into parts of the second
 LONG_PART = 2048
 
@@ -23,32 +27,32 @@ def part_at(position: int) -> int:
     return next((length for end, length in PART_ENDS if position < end), LONG_PART)
 
 
-def decode_row(q: Tensor, keys: Tensor, values: Tensor, position: int, own: int) -> Tensor:
+def decode_row(q: Tensor, read: Read, position: int, own: int) -> Tensor:
     """One row's attention output.
 
     q         [heads, D], already normed and rotated
-    keys, values  the cache [kv_heads, slots, D] in its own dtype; the slots of the last part must exist
+    read      (start, end) -> keys and values of those slots, float32 [kv_heads, end - start, D]; the slots of the
+              last part must exist
     position  how many leading slots the row sees
     own       the slot that holds the row's own key and value
     Returns [heads, D] float32.
     """
-    kv_heads = keys.shape[0]
-    grouped = q.float().view(kv_heads, -1, q.shape[-1]) * q.shape[-1] ** -0.5  # [kv_heads, group, D]
     state = None
     start = 0
     while start < position:
         end = start + part_at(start)
-        part = _part(grouped, keys[:, start:end], values[:, start:end], position - start)
+        part = _part(q, *read(start, end), position - start)
         state = part if state is None else _merge(state, part)
         start = end
-    itself = _part(grouped, keys[:, own : own + 1], values[:, own : own + 1], 1)
+    itself = _part(q, *read(own, own + 1), 1)
     state = itself if state is None else _merge(state, itself)
     _, total, accumulated = state
     return (accumulated / total).reshape(q.shape)
 
 
-def _part(grouped, keys, values, seen):
-    keys, values = keys.float(), values.float()
+def _part(q, keys, values, seen):
+    """q [heads, D] against one part -> (maximum, sum, accumulator) by key-value head: [kv_heads, group, ...]."""
+    grouped = q.float().view(keys.shape[0], -1, q.shape[-1]) * q.shape[-1] ** -0.5
     scores = grouped @ keys.mT  # [kv_heads, group, part]
     if seen < keys.shape[1]:
         masked = torch.arange(keys.shape[1], device=keys.device) >= seen
@@ -65,13 +69,37 @@ def _merge(first, second):
     return maximum, first[1] * scale_first + second[1] * scale_second, first[2] * scale_first + second[2] * scale_second
 
 
-def prefill_rows(q: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+def prefill_rows(q: Tensor, read: Read, start: int) -> Tensor:
     """Causal attention of T new rows at positions start..start+T-1 over the cache that already holds them.
 
-    q [heads, T, D]; keys, values [kv_heads, slots, D] as stored. Returns [heads, T, D] in q's dtype.
+    q [heads, T, D]; read as in `decode_row`. Keys and values are taken in tiles of PREFILL_TILE slots at absolute
+    multiples of it, so that no more than a tile of them is held in full precision. Returns [heads, T, D] in q's dtype.
     """
     end = start + q.shape[1]
-    position = torch.arange(end, device=q.device)
-    seen = position <= position[start:, None]  # [T, end]
-    keys, values = keys[:, :end].to(q.dtype), values[:, :end].to(q.dtype)
-    return F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=seen, enable_gqa=True)[0]
+    if end <= PREFILL_TILE:
+        keys, values = (x.to(q.dtype) for x in read(0, end))
+        seen = _causal(start, 0, end, q.device)
+        return F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=seen, enable_gqa=True)[0]
+    state = None
+    for first in range(0, end, PREFILL_TILE):
+        last = min(first + PREFILL_TILE, end)
+        part = _prefill_part(q, *read(first, last), _causal(start, first, last, q.device, rows=q.shape[1]))
+        state = part if state is None else _merge(state, part)
+    _, total, accumulated = state
+    return (accumulated / total).reshape(q.shape).to(q.dtype)
+
+
+def _prefill_part(q, keys, values, seen):
+    """q [heads, T, D] against a tile, masked by seen [T, tile] -> maximum, sum, accumulator [kv_heads, group, T, .]."""
+    grouped = q.float().view(keys.shape[0], -1, *q.shape[1:]) * q.shape[-1] ** -0.5
+    scores = (grouped @ keys.mT[:, None]).masked_fill(~seen, float("-inf"))
+    # A row that sees nothing of a tile has no maximum; any finite one makes its weights exact zeros.
+    maximum = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    weights = torch.exp(scores - maximum)
+    return maximum, weights.sum(-1, keepdim=True), weights @ values[:, None]
+
+
+def _causal(start, first, last, device, rows=None):
+    """Which of slots first..last-1 each row from position `start` on sees: [T, last - first]."""
+    rows = last - start if rows is None else rows
+    return torch.arange(first, last, device=device) <= torch.arange(start, start + rows, device=device)[:, None]

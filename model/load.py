@@ -21,6 +21,11 @@ class LoadedModel:
     reader: Reader
 
 
+def default_kv(device: torch.device) -> str:
+    """The compute dtype's own: int8 is for who asks until its loss is shown to be small on trained models."""
+    return "fp32" if device.type == "cpu" else "bf16"
+
+
 def load_model(
     checkpoint: Checkpoint,
     device: torch.device,
@@ -29,10 +34,12 @@ def load_model(
     *,
     quantize: str | None = None,
     repack: bool = False,
+    kv: str | None = None,
 ) -> LoadedModel:
     """on_read is told (bytes done, bytes in all) after every tensor.
 
     quantize  quantises plain weights as `fastqwen quantize --format` would, in memory
+    kv        how keys and values are kept, a key of attention.KINDS; default_kv decides if it is None
     repack    layers of formats without a kernel become W6A8 instead of `dtype`
 
     Raises FastQwenError for another architecture, or a missing, wrong-shaped or damaged tensor.
@@ -54,4 +61,4 @@ def load_model(
         repack=repack,
         on_read=on_read,
     )
-    return LoadedModel(config, Trunk(reader, config), reader)
+    return LoadedModel(config, Trunk(reader, config, kv or default_kv(device)), reader)

@@ -24,10 +24,11 @@ class Trunk:
     """The text model's weights. All sequence state is in a TrunkState that is passed in.
 
     device, dtype   where it computes and in what; linear weights and hidden states have `dtype`
+    kv              how keys and values are kept: a key of attention.KINDS
     """
 
-    def __init__(self, reader: Reader, config: ModelConfig):
-        self.config, self.device, self.dtype = config, reader.device, reader.dtype
+    def __init__(self, reader: Reader, config: ModelConfig, kv: str):
+        self.config, self.device, self.dtype, self.kv = config, reader.device, reader.dtype, kv
         self.rotary = Rotary(config.rotary, reader.device)
         self.embedding = reader.linear("embed_tokens")
         self.blocks = [self._block(reader, index, kind) for index, kind in enumerate(config.layer_kinds)]
@@ -45,13 +46,12 @@ class Trunk:
 
         return read_block(reader, prefix, mixer, config.rms_eps)
 
-    def new_state(self, capacity: int, kv_dtype: torch.dtype | None = None) -> TrunkState:
-        """An empty state for up to `capacity` tokens; keys and values are kept in `kv_dtype` (default: dtype)."""
+    def new_state(self, capacity: int) -> TrunkState:
+        """An empty state for up to `capacity` tokens."""
         layers = []
         for block in self.blocks:
             if isinstance(block.mixer, GatedAttention):
-                kv_dtype = kv_dtype or self.dtype
-                layers.append(block.mixer.new_cache(capacity=capacity, dtype=kv_dtype, device=self.device))
+                layers.append(block.mixer.new_cache(capacity=capacity, kind=self.kv, device=self.device))
             else:
                 layers.append(block.mixer.new_state(dtype=self.dtype, device=self.device))
         return TrunkState(layers, capacity)

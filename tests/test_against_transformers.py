@@ -173,7 +173,7 @@ def test_mtp_head_equals_the_same_layer_of_transformers(pair):
 
     head = MtpHead(load_model(Checkpoint.open(model.reader.checkpoint.path), model.trunk.device, torch.float32).reader,
                    model.config)  # fmt: skip
-    cache = head.block.mixer.new_cache(capacity=64, dtype=torch.float32, device=model.trunk.device)
+    cache = head.block.mixer.new_cache(capacity=64, kind="fp32", device=model.trunk.device)
     positions = torch.arange(49).expand(3, -1)
     found = head.prefill(model.trunk.embed(ids[1:]), hidden[0], positions, cache=cache)
     assert relative(found, wanted) < BOUND

@@ -23,9 +23,9 @@ EVERYTHING = SamplingSettings(
 
 @pytest.fixture(scope="module", params=tiny.WHERE)
 def trunk(request, tmp_path_factory):
-    device, dtype = request.param
+    device, dtype, kv = request.param
     folder = tiny.save_folder(tiny.oracle("gqa4"), tmp_path_factory.mktemp("loop"))
-    return load_model(Checkpoint.open(folder), torch.device(device), dtype).trunk
+    return load_model(Checkpoint.open(folder), torch.device(device), dtype, kv=kv).trunk
 
 
 class ScriptedDrafts:

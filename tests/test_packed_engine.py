@@ -34,9 +34,9 @@ def packed(request, folder):
     return target
 
 
-def trunk_of(path, device=CPU):
+def trunk_of(path, device=CPU, kv=None):
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    return load_model(Checkpoint.open(path), device, dtype).trunk
+    return load_model(Checkpoint.open(path), device, dtype, kv=kv).trunk
 
 
 def logits(trunk, ids):
@@ -100,7 +100,7 @@ def test_embedding_lookup_reads_the_packed_table(folder, packed):
 @pytest.mark.parametrize("where", tiny.WHERE)
 @pytest.mark.parametrize("widths", [(7,), (1,) * 7, (3, 2, 1, 1), (2, 3, 2)], ids=str)
 def test_rows_of_a_packed_model_equal_one_token_at_a_time(packed, where, widths):
-    trunk, tree = trunk_of(packed, torch.device(where[0])), Tree(widths)
+    trunk, tree = trunk_of(packed, torch.device(where[0]), where[2]), Tree(widths)
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 300, (8,), generator=generator).tolist()
     with torch.inference_mode():
@@ -189,7 +189,7 @@ def test_plain_body_with_a_packed_mtp_head_loads_all_of_it(folder, tmp_path):
 
 
 def mtp_cache(head):
-    return head.block.mixer.new_cache(capacity=16, dtype=torch.float32, device=CPU)
+    return head.block.mixer.new_cache(capacity=16, kind="fp32", device=CPU)
 
 
 def test_formats_without_a_kernel_are_decoded_and_said(folder, tmp_path):

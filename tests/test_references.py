@@ -99,6 +99,11 @@ def test_delta_chunks_equal_the_steps(tokens, gate):
     assert relative(found, wanted) < 64 * ROUNDING and relative(state, wanted_state) < 64 * ROUNDING
 
 
+def over(keys, values):
+    """A cache's `read` over plain tensors [kv_heads, slots, D]."""
+    return lambda start, end: (keys[:, start:end], values[:, start:end])
+
+
 def attend(q, keys, values):
     """Softmax attention in float64: q [heads, D], keys and values [kv_heads, n, D]."""
     group = q.shape[0] // keys.shape[0]
@@ -116,28 +121,30 @@ def test_decode_attention_equals_its_definition_across_part_boundaries(position,
     own = position + 3
     seen = [*range(position), own]
     wanted = attend(q, keys[:, seen], values[:, seen])
-    found = attention.decode_row(q, keys, values, position, own)
+    found = attention.decode_row(q, over(keys, values), position, own)
     # A weighted mean of unit-variance values shrinks as 1/sqrt(n) while its rounding does not.
     assert relative(found, wanted) < ROUNDING * max(position, 1) ** 0.5
 
 
 def test_decode_attention_does_not_see_slots_past_its_position():
     q, keys, values = randn(4, 16), randn(2, 256, 16, seed=1), randn(2, 256, 16, seed=2)
-    wanted = attention.decode_row(q, keys, values, 100, 100)
+    wanted = attention.decode_row(q, over(keys, values), 100, 100)
     keys[:, 101:], values[:, 101:] = float("nan"), float("inf")
-    assert torch.equal(attention.decode_row(q, keys, values, 100, 100), wanted)
+    assert torch.equal(attention.decode_row(q, over(keys, values), 100, 100), wanted)
 
 
 def test_decode_attention_does_not_depend_on_where_its_own_key_lies():
     q, keys, values = randn(4, 16), randn(2, 256, 16, seed=1), randn(2, 256, 16, seed=2)
     keys[:, 107], values[:, 107] = keys[:, 100], values[:, 100]
-    assert torch.equal(attention.decode_row(q, keys, values, 100, 100), attention.decode_row(q, keys, values, 100, 107))
+    assert torch.equal(
+        attention.decode_row(q, over(keys, values), 100, 100), attention.decode_row(q, over(keys, values), 100, 107)
+    )
 
 
-@pytest.mark.parametrize("start", [0, 5, 130])
-def test_prefill_attention_equals_its_definition(start):
-    q, keys, values = randn(4, 9, 16), randn(2, 256, 16, seed=1), randn(2, 256, 16, seed=2)
-    found = attention.prefill_rows(q, keys, values, start)
+@pytest.mark.parametrize("start", [0, 5, 130, 2039, 2040, 2048, 4090])
+def test_prefill_attention_equals_its_definition_across_tiles(start):
+    q, keys, values = randn(4, 9, 16), randn(2, 4200, 16, seed=1), randn(2, 4200, 16, seed=2)
+    found = attention.prefill_rows(q, over(keys, values), start)
     for row in range(9):
         end = start + row + 1
         assert relative(found[:, row], attend(q[:, row], keys[:, :end], values[:, :end])) < 64 * ROUNDING

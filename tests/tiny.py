@@ -8,8 +8,9 @@ from safetensors.torch import save_file
 
 # Where a test of the row contract runs: always on the CPU, and on a GPU if there is one.
 WHERE = [
-    pytest.param(("cpu", torch.float32), id="cpu-fp32"),
-    pytest.param(("cuda", torch.bfloat16), id="cuda-bf16", marks=pytest.mark.gpu),
+    pytest.param(("cpu", torch.float32, "fp32"), id="cpu-fp32"),
+    pytest.param(("cpu", torch.float32, "int8"), id="cpu-fp32-int8kv"),
+    pytest.param(("cuda", torch.bfloat16, "int8"), id="cuda-bf16-int8kv", marks=pytest.mark.gpu),
 ]
 
 SHAPES = {
