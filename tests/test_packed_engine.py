@@ -116,8 +116,11 @@ def test_rows_of_a_packed_model_equal_one_token_at_a_time(packed, where, widths)
 
 
 def test_every_tensor_of_a_packed_file_is_used_and_its_mtp_head_loaded(packed):
-    engine = load(packed)
-    assert engine.notes == () and engine.mtp_head is not None
+    engine = load(packed, device="cpu")
+    assert engine.mtp_head is not None
+    # The one thing to say: without kernels 4 and 6 bits are widened to 8.
+    expected = [] if packed.stem == "int8" else ["no kernels (plain torch on cpu)"]
+    assert [note.split(": ")[1].rstrip(".") for note in engine.notes] == expected
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's turn is on a CPU")
@@ -175,7 +178,7 @@ def test_plain_body_with_a_packed_mtp_head_loads_all_of_it(folder, tmp_path):
     convert(Checkpoint.open(folder), target, "w6a8", keep=["model.*"])
     (tmp_path / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
     engine = load(target, device="cpu")
-    assert engine.notes == () and not isinstance(engine.trunk.embedding, PackedLinear)
+    assert not isinstance(engine.trunk.embedding, PackedLinear)
     head, plain = engine.mtp_head, load(folder, device="cpu").mtp_head
     assert all(isinstance(group.matrices[0][0], PackedLinear) for group in (head.fc, head.block.mlp.down))
     generator = torch.Generator().manual_seed(6)

@@ -125,14 +125,14 @@ class Reader:
 
     def _for_kernels(self, stored):
         """The layer in a form that the record kernels take: its own bits, else its int8 grid; None without kernels."""
-        if not packed_kernels(self.device)[0]:
-            return None
-        reason = why_not_records(stored)
+        usable, how = packed_kernels(self.device)
+        reason = why_not_records(stored) if usable else f"no kernels ({how})"
         if reason is None:
             return stored
+        if stored.format != "int8":
+            self._unpacked[reason] = self._unpacked.get(reason, 0) + stored.rows * stored.columns
         grid = as_int8(stored)
-        self._unpacked[reason] = self._unpacked.get(reason, 0) + stored.rows * stored.columns
-        return grid if why_not_records(grid) is None else None
+        return grid if usable and why_not_records(grid) is None else None
 
     @property
     def notes(self) -> list[str]:
@@ -140,7 +140,7 @@ class Reader:
         bits = W6A8_BITS if self.repack else 8 * torch.empty(0, dtype=self.dtype).element_size()
         became = "re-packed as W6A8" if self.repack else f"kept as {str(self.dtype).removeprefix('torch.')}"
         unpacked = [
-            f"{count / 2**20:.0f} MiB of weights run from 8 bits instead of their own because of {reason}."
+            f"Packed weights run from 8 bits instead of their own, {count / 2**20:.1f} MiB: {reason}."
             for reason, count in self._unpacked.items()
         ]
         if self._errors:
