@@ -31,6 +31,8 @@ class SharedEngine:
         with self.lock:
             if self._engine is None:
                 self._engine = self._load(self.path)
+                for note in self._engine.notes:  # once; a run's line below has only what that run adds
+                    _log(f"FastQwen: {note}")
             return self._engine
 
 
@@ -73,7 +75,8 @@ class FastQwenClip:
                 on_step=on_step,
             )
             result = reply.result()
-        _log(result.report)
+            known = self.shared.get().notes
+        _log(_run_line(result.report, [note for note in result.report.notes if note not in known]))
         return result
 
     def clone(self):
@@ -105,9 +108,13 @@ def require_fastqwen(clip):
     )
 
 
-def _log(report):
-    """One line a run, in ASCII and without the user's text: consoles with a narrow code page choke on the rest."""
+def _run_line(report, notes):
+    """One line a run, without the user's text."""
     speed = f"{report.tokens_per_second:.1f} tokens/s" if report.tokens_per_second else "speed not measured"
-    notes = "".join(f"; {note}" for note in report.notes)
-    line = f"FastQwen: {report.new_tokens} tokens, {speed}, stopped: {report.stop_reason}{notes}"
+    added = "".join(f"; {note}" for note in notes)
+    return f"FastQwen: {report.new_tokens} tokens, {speed}, stopped: {report.stop_reason}{added}"
+
+
+def _log(line):
+    """In ASCII: consoles with a narrow code page choke on the rest."""
     logger.info("%s", line.encode("ascii", "backslashreplace").decode("ascii"))

@@ -151,7 +151,7 @@ def test_our_own_handle_is_accepted(loads):
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "gbk", "ascii"])
-def test_a_run_logs_one_line_that_any_console_can_print(encoding, monkeypatch):
+def test_a_run_logs_one_line_and_a_load_its_notes_once_on_any_console(encoding, monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", True)
     raw = io.BytesIO()
     handler = logging.StreamHandler(io.TextIOWrapper(raw, encoding=encoding, write_through=True))
@@ -162,9 +162,10 @@ def test_a_run_logs_one_line_that_any_console_can_print(encoding, monkeypatch):
     try:
         emoji = "\N{GRINNING FACE}"
         clip = FastQwenClip(emoji, shared_engine(emoji, lambda path: FakeEngine(path, notes=[f"about {emoji}"])))
-        clip.generate_text(REQUEST)
+        for _ in range(3):
+            clip.generate_text(REQUEST)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
-    assert raw.getvalue().count(b"\n") == 1
-    assert b"stopped: length" in raw.getvalue()
+    assert raw.getvalue().count(b"\n") == 4
+    assert raw.getvalue().count(b"stopped: length") == 3 and raw.getvalue().count(b"about ") == 1
