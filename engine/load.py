@@ -7,6 +7,7 @@ import torch
 
 from ..attention import KINDS
 from ..model.chat import ChatTemplate
+from ..model.config import read_config
 from ..model.load import load_model
 from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
@@ -55,17 +56,21 @@ def load(
     torch_device = resolve_device(device)
     torch_dtype = _dtype(dtype, torch_device)
     source = resolve_path(path)
+    kind = _kv(kv)
     checkpoint = Checkpoint.open(source)
-    model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=_kv(kv))
-    head = MtpHead(model.reader, model.config) if model.config.has_mtp else None
+    # Everything that headers and small files can tell is told before gigabytes of weights are read.
+    config, _ = read_config(checkpoint)
     text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
-    if text.size > model.config.vocab_size:
+    if text.size > config.vocab_size:
         raise FastQwenError(
-            f"The tokenizer has {text.size} tokens but the checkpoint's table only {model.config.vocab_size} rows: "
+            f"The tokenizer has {text.size} tokens but the checkpoint's table only {config.vocab_size} rows: "
             "give the tokenizer that belongs to this checkpoint."
         )
-    notes = [*_unused(checkpoint.unread()), *_mtp_notes(model.config), *model.reader.notes]
-    return Engine(model.trunk, text, ChatTemplate.load(source, text), mtp_head=head, notes=notes)
+    template = ChatTemplate.load(source, text)
+    model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind)
+    head = MtpHead(model.reader, config) if config.has_mtp else None
+    notes = [*_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
+    return Engine(model.trunk, text, template, mtp_head=head, notes=notes)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -16,7 +16,7 @@ def int8_matmul(x8: Tensor, grid: Tensor) -> Tensor:
     """x8 int8 [R, K], grid int8 [N, K] -> int32 [R, N], on any device."""
     if x8.device.type == "cpu" and _cpu_library_is_exact():
         return torch._int_mm(x8, grid.t())
-    if x8.device.type == "cuda":
+    if x8.device.type == "cuda" and not grid.shape[0] % 8 and not grid.shape[1] % 8:
         return _cuda_library(x8, grid)
     return (x8.double() @ grid.double().t()).to(torch.int32)  # float64 holds the sums exactly
 
@@ -30,7 +30,7 @@ def scaled(acc: Tensor, channel_scale: Tensor, x_scale: Tensor, residual: Tensor
 
 
 def _cuda_library(x8, grid):
-    """cuBLAS wants more than 16 rows, and sizes that are multiples of 8; rows of zeros fill up."""
+    """cuBLAS wants more than 16 rows; rows of zeros fill up."""
     rows = x8.shape[0]
     padded = max(32, -(-rows // 8) * 8)
     if padded != rows:

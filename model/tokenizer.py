@@ -67,7 +67,9 @@ class Tokenizer:
         """
         half = _SURROGATE.search(text)
         if half:
-            raise FastQwenError(f"The text holds half a character (U+{ord(half[0]):04X}) at {half.start()}: remove it.")
+            # The place by what stands before it: an index would count the chat template's words too.
+            before = text[max(0, half.start() - 12) : half.start()]
+            raise FastQwenError(f"The text holds half a character (U+{ord(half[0]):04X}) after {before!r}: remove it.")
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def mark_names(self, text: str, marker: str) -> str:

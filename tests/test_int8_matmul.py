@@ -13,7 +13,7 @@ def integers(*shape, seed=0):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rows", [1, 3, 8, 17, 64])
-@pytest.mark.parametrize("columns,outputs", [(256, 16), (768, 48), (5120, 64)])
+@pytest.mark.parametrize("columns,outputs", [(256, 16), (768, 48), (5120, 64), (100, 7)])
 def test_products_are_exact(device, rows, columns, outputs):
     x8, grid = integers(rows, columns, seed=1), integers(outputs, columns, seed=2)
     x8[0], grid[0] = 127, -127

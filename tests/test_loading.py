@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
 IDS = [5, 6, 7, 8, 9]
+EMBEDDING = "model.language_model.embed_tokens.weight"
 
 
 @pytest.fixture(scope="module")
@@ -309,3 +310,20 @@ def test_tokenizer_with_more_tokens_than_the_table_has_rows_is_refused(tmp_path)
 def test_device_that_is_not_there_is_refused(folder, device):
     with pytest.raises(FastQwenError, match=device):
         load(tiny.save_tokenizer(folder), device=device)
+
+
+@pytest.mark.parametrize("break_it", ["no tokenizer", "bad template", "small table"])
+def test_tokenizer_and_template_are_refused_before_any_weight_is_read(folder, tmp_path, break_it):
+    """Beside a large checkpoint a mistake must be told in a moment, not after minutes of reading."""
+    tiny.save_tokenizer(folder)
+    if break_it == "no tokenizer":
+        (folder / "tokenizer.json").write_text("{")
+    elif break_it == "bad template":
+        (folder / "chat_template.jinja").write_text("{{ bad")
+    else:
+        rewrite(folder, lambda t: t.update({EMBEDDING: t[EMBEDDING][:260].clone()}))
+        edit_config(folder, vocab_size=260)
+    read = []
+    with pytest.raises(FastQwenError, match="tokenizer.json|chat_template.jinja|267 tokens"):
+        load(folder, on_load=lambda done, total: read.append(done))
+    assert read == []
