@@ -7,6 +7,7 @@ import platform
 import sys
 
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
+KV_KINDS = ("auto", "int8", "bf16", "fp32")
 QUANTISED = ("w4a8", "w6a8", "int8")
 NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
 
@@ -98,12 +99,7 @@ def _add_generate(parser):
     add("--thinking", action="store_true", help="let the model reason before it answers")
     add("--mtp", default="auto", choices=MTP_CHOICES, help="drafting; never changes the text (default auto)")
     add("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:1, ... (default auto)")
-    add(
-        "--kv",
-        default="auto",
-        choices=("auto", "int8", "bf16", "fp32"),
-        help="how keys and values are kept; may change the text",
-    )
+    add("--kv", default="auto", choices=KV_KINDS, help="how keys and values are kept; may change the text")
     add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
     add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")
     add("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT (may be repeated)")

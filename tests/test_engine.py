@@ -6,8 +6,10 @@ import json
 import pytest
 import tiny
 import torch
-from fastqwen.cli import MTP_CHOICES as CLI_MTP_CHOICES
+from fastqwen import cli
+from fastqwen.attention import KINDS
 from fastqwen.engine import GREEDY, MTP_CHOICES, FastQwenError, SamplingSettings, load
+from fastqwen.weights.quantize import FORMATS
 
 HOT = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0)
 
@@ -154,8 +156,11 @@ def test_empty_prompt_gives_a_reply(engine):
     assert engine.generate("", settings=HOT, max_tokens=5).report.prompt_tokens > 0
 
 
-def test_command_line_offers_the_engines_mtp_choices():
-    assert CLI_MTP_CHOICES == MTP_CHOICES
+def test_command_line_offers_the_engines_own_choices():
+    """The command line spells them out, because it must start without torch."""
+    assert cli.MTP_CHOICES == MTP_CHOICES
+    assert ("auto", *KINDS) == cli.KV_KINDS
+    assert cli.QUANTISED == FORMATS
 
 
 def test_replying_imports_neither_transformers_nor_the_network_libraries(folder, tmp_path):
