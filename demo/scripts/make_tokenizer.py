@@ -122,12 +122,9 @@ def text_config(ids: dict[str, int]) -> dict:
     }
 
 
-def write(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
-    """All JSON files of the checkpoint."""
-    ids = {name: tokenizer.token_to_id(name) for name in NAMES}
-    data = json.loads(tokenizer.to_str())
-    (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")), "utf-8")
-    config = {
+def model_config(ids: dict[str, int]) -> dict:
+    """`config.json`: the text model's settings inside the outer ones that name the special tokens."""
+    return {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "dtype": "bfloat16",
         "eos_token_id": ids["<|im_end|>"],
@@ -141,6 +138,10 @@ def write(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
         "vision_end_token_id": ids["<|vision_end|>"],
         "vision_start_token_id": ids["<|vision_start|>"],
     }
+
+
+def tokenizer_config(ids: dict[str, int]) -> dict:
+    """`tokenizer_config.json`: how transformers loads the same tokenizer."""
     added = {
         str(i): {
             "content": n,
@@ -152,7 +153,7 @@ def write(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
         }
         for n, i in ids.items()
     }
-    settings = {
+    return {
         "add_bos_token": False,
         "add_prefix_space": False,
         "added_tokens_decoder": added,
@@ -166,7 +167,11 @@ def write(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
         "tokenizer_class": "Qwen2Tokenizer",
         "unk_token": None,
     }
-    generation = {
+
+
+def generation_config(ids: dict[str, int]) -> dict:
+    """`generation_config.json`: the end tokens and the default sampling."""
+    return {
         "bos_token_id": ids["<|endoftext|>"],
         "do_sample": True,
         "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
@@ -175,10 +180,17 @@ def write(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
         "top_k": 20,
         "top_p": 0.8,
     }
+
+
+def write(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
+    """The tokenizer, the three configurations and the chat template of the checkpoint."""
+    ids = {name: tokenizer.token_to_id(name) for name in NAMES}
+    data = json.loads(tokenizer.to_str())
+    (folder / "tokenizer.json").write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")), "utf-8")
     for name, value in (
-        ("config.json", config),
-        ("tokenizer_config.json", settings),
-        ("generation_config.json", generation),
+        ("config.json", model_config(ids)),
+        ("tokenizer_config.json", tokenizer_config(ids)),
+        ("generation_config.json", generation_config(ids)),
     ):
         (folder / name).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
     template = pathlib.Path(__file__).parents[2] / "model" / "chat_template.jinja"  # the library's own
