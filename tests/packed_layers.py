@@ -9,7 +9,8 @@ from fastqwen.weights import Checkpoint, FastQwenError, Reader
 from fastqwen.weights.stored import read_layer
 from safetensors.torch import save_file
 
-E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E8M0 = getattr(torch, "float8_e8m0fnu", torch.uint8)  # torch 2.6 has no such dtype; files may hold its bytes
 PREFIX = "model.language_model."
 NAME = "layers.0.mlp.up_proj"
 LAYER = PREFIX + NAME
