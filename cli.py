@@ -122,7 +122,7 @@ def _add_quantize(parser):
 
 
 def _generate(arguments) -> int:
-    from .engine import SamplingSettings, load
+    from .engine import SamplingSettings, check_request, load
 
     settings = SamplingSettings(
         greedy=arguments.greedy,
@@ -133,6 +133,7 @@ def _generate(arguments) -> int:
         repetition_penalty=arguments.repetition_penalty,
         presence_penalty=arguments.presence_penalty,
     )
+    check_request(max_tokens=arguments.max_tokens, stop=arguments.stop, mtp=arguments.mtp)
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     with _Bar("loading", "B") as bar:
         engine = load(

@@ -6,7 +6,7 @@ for delta in load("demo").reply("a fox in the snow"):
 """
 
 from ..weights import FastQwenError
-from .engine import MTP_CHOICES, Engine, Reply, Result
+from .engine import MTP_CHOICES, Engine, Reply, Result, check_request
 from .load import load, resolve_device, resolve_path
 from .report import Progress, Report
 from .sampling import GREEDY, SamplingSettings
@@ -14,5 +14,5 @@ from .text import Delta
 
 __all__ = [
     "GREEDY", "MTP_CHOICES", "Delta", "Engine", "FastQwenError", "Progress", "Reply", "Report", "Result",
-    "SamplingSettings", "load", "resolve_device", "resolve_path",
+    "SamplingSettings", "check_request", "load", "resolve_device", "resolve_path",
 ]  # fmt: skip

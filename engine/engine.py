@@ -15,10 +15,19 @@ from .loop import generate
 from .report import STOP_TEXT, Meter, Progress, Report
 from .sampling import Sampler, SamplingSettings
 from .session import Session
-from .text import Delta, ReplyText
+from .text import Delta, ReplyText, stop_texts
 
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 OnStep = Callable[[Progress], bool | None]
+
+
+def check_request(*, max_tokens: int, stop: str | Sequence[str], mtp: str) -> None:
+    """Raises FastQwenError for a value that no model accepts, so a caller can ask before it loads one."""
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise FastQwenError(f"max_tokens is {max_tokens!r}: set a whole number of at least 1.")
+    if str(mtp) not in MTP_CHOICES:
+        raise FastQwenError(f"mtp is {mtp!r}: use one of {', '.join(MTP_CHOICES)}.")
+    stop_texts(stop)
 
 
 @dataclass(frozen=True)
@@ -79,10 +88,7 @@ class Engine:
         on_step     called after every prefill chunk and every pass; True ends the reply there
         Raises FastQwenError for a value out of range or a prompt that does not fit the context.
         """
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-            raise FastQwenError(f"max_tokens is {max_tokens!r}: set a whole number of at least 1.")
-        if str(mtp) not in MTP_CHOICES:
-            raise FastQwenError(f"mtp is {mtp!r}: use one of {', '.join(MTP_CHOICES)}.")
+        check_request(max_tokens=max_tokens, stop=stop, mtp=mtp)
         ids = self.template.prompt_ids(prompt, system=system, thinking=thinking, raw=not template)
         if not ids:
             raise FastQwenError("The prompt is empty: without a chat template at least one token is needed.")

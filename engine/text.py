@@ -23,6 +23,14 @@ class Delta:
     text: str
 
 
+def stop_texts(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """One stop text or several as a tuple. Raises FastQwenError for one that is empty or no string."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(text, str) and text for text in stops):
+        raise FastQwenError(f"A stop text must be a string that is not empty: remove it from {stops!r:.80}.")
+    return stops
+
+
 class ReplyText:
     """Turns pushed ids into deltas.
 
@@ -33,9 +41,7 @@ class ReplyText:
     """
 
     def __init__(self, tokenizer: Tokenizer, thinking: bool = False, stop: str | Sequence[str] = ()):
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(text, str) and text for text in stops):
-            raise FastQwenError(f"A stop text must be a string that is not empty: remove it from {stops!r:.80}.")
+        stops = stop_texts(stop)
         self._tokenizer = tokenizer
         self._kinds = {tokenizer.token_id("<think>"): THINKING, tokenizer.token_id("</think>"): ANSWER}
         self._kinds.pop(None, None)

@@ -160,6 +160,15 @@ def test_a_mistake_gives_one_line_on_stderr_and_a_failing_exit(capsys, folder, a
     assert len(err.splitlines()) == 1 and word in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "option,value,word",
+    [("--max-tokens", "0", "max_tokens"), ("--stop", "", "stop text"), ("--top-p", "7", "top_p")],
+)
+def test_a_bad_request_is_told_before_the_model_is_looked_for(capsys, option, value, word):
+    code, _, err = run(capsys, "generate", "--model", "/nowhere", "--prompt", "x", option, value)
+    assert code == 2 and word in err and "/nowhere" not in err
+
+
 def fresh(code, folder, **environment):
     """Runs `code` in a new interpreter with the package importable; environment variables on top of ours."""
     import os
