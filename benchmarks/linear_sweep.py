@@ -14,12 +14,16 @@ from ..kernels.packed_linear import PackedWeight, magnitude_table, packed_linear
 from .timing import graph_microseconds, read_ceiling
 
 SHAPES = [
-    (12288, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (5120, 5120), (10240, 5120), (5120, 6144),
-    (34816, 5120), (5120, 17408), (248320, 4096),
+    (4096, 4096), (8192, 4096), (10240, 4096), (12288, 4096), (24576, 4096), (4096, 12288), (248320, 4096),
+    (5120, 6144), (14336, 5120), (16384, 5120), (17408, 5120), (34816, 5120), (5120, 17408), (248320, 5120),
 ]  # fmt: skip
 CODEBOOK = torch.linspace(-0.98, 0.98, 16)
+ALL = 10**6  # a block for each slab
 # (warps, blocks a multiprocessor)
-CONFIGS = [(4, 3), (4, 4), (4, 5), (8, 2), (8, 3)]
+CONFIGS = [
+    (1, 8), (1, 12), (1, 16), (1, ALL), (2, 4), (2, 6), (2, 8), (2, ALL), (4, 2), (4, 3), (4, 4), (4, ALL), (8, 1),
+    (8, 2), (8, ALL),
+]  # fmt: skip
 CALLS = 40  # in one graph: its own launch is a few microseconds
 MAX_COPY_BYTES = 300e6  # weights are rotated through more memory than the L2
 

@@ -275,17 +275,20 @@ def _store_pair(p_pair, a, b, m_live):
 def prepare_kernel(
     x_ptr, x_stride, norm_ptr, eps, x8_ptr, scale_ptr, normed_ptr, mail_ptr, calls_ptr,
     K: tl.constexpr, THREADS: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, CLUSTER: tl.constexpr,
-    SWIGLU: tl.constexpr, NORM: tl.constexpr, NORMED: tl.constexpr, ROTATE: tl.constexpr, DEPENDENT: tl.constexpr,
+    SWIGLU: tl.constexpr, NORM: tl.constexpr, NORMED: tl.constexpr, ROTATE: tl.constexpr, BY_ROWS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A row a program; with SLOTS one of PARTS parts of it (the second program id); with CLUSTER a row a cluster.
 
     x_ptr     float [8, K], [8, 2K] = gate | up with SWIGLU; rows x_stride apart
     norm_ptr  float [K], read with NORM only; normed_ptr [8, K], written with NORMED only
-    x8_ptr    int8 [K / 64, 8, 64]; scale_ptr float32 [8]
+    x8_ptr    int8 [K / 64, 8, 64]; scale_ptr float32 [8]. With BY_ROWS any number of rows, x8_ptr int8 [rows, K]
     mail_ptr  int64 [2, 8, PARTS], all -1 at first, and calls_ptr int32 [8, PARTS], zeros at first: read with SLOTS only
     THREADS   columns / 8 that a program holds (a whole cluster's with CLUSTER), a power of two
     """
     row = tl.program_id(0)
+    if BY_ROWS:
+        row = row.to(tl.int64)  # rows x columns of a prompt may pass 2^31
     part = tl.program_id(1)
     group = part * THREADS + tl.arange(0, THREADS)
     live = group < K // 8
@@ -341,11 +344,16 @@ def prepare_kernel(
     tiny = bits < 0x0D800000  # 2^-100
     inverse = tl.where(tiny, 0.0, tl.div_rn(127.0, tl.where(tiny, 1.0, absmax)))
 
-    p_out = x8_ptr + row * 64
     c_low = _column(group, 0, ROTATE)
     c_high = _column(group, 1, ROTATE)
-    p_low = (p_out + (c_low // 64) * 512 + c_low % 64).to(tl.pointer_type(tl.int32), bitcast=True)
-    p_high = (p_out + (c_high // 64) * 512 + c_high % 64).to(tl.pointer_type(tl.int32), bitcast=True)
+    if BY_ROWS:
+        p_low = x8_ptr + row * K + c_low
+        p_high = x8_ptr + row * K + c_high
+    else:
+        p_low = x8_ptr + row * 64 + (c_low // 64) * 512 + c_low % 64
+        p_high = x8_ptr + row * 64 + (c_high // 64) * 512 + c_high % 64
+    p_low = p_low.to(tl.pointer_type(tl.int32), bitcast=True)
+    p_high = p_high.to(tl.pointer_type(tl.int32), bitcast=True)
     tl.store(p_low, _codes(y0, y1, y2, y3, inverse), mask=live)
     tl.store(p_high, _codes(y4, y5, y6, y7, inverse), mask=live)
 

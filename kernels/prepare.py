@@ -207,9 +207,39 @@ def prepare(
         out.x8, out.x_scale, x if out.normed is None else out.normed, out.mail, out.calls,
         K=k, THREADS=max(32, threads), PARTS=plan.parts, SLOTS=plan.form == "slots",
         CLUSTER=plan.form == "cluster", SWIGLU=swiglu, NORM=norm is not None, NORMED=out.normed is not None,
-        ROTATE=rotate, DEPENDENT=dependent, **options,
+        ROTATE=rotate, BY_ROWS=False, DEPENDENT=dependent, **options,
     )  # fmt: skip
     return out
+
+
+def prepare_many(
+    x: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float | None = None,
+    swiglu: bool = False,
+    rotate: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """One launch for any number of rows, a block each: `prepare_rows` as a kernel, for the prompt on a GPU.
+
+    x, norm, eps, swiglu and rotate as for `prepare`, with R rows. Returns (x8 int8 [R, K], x_scale float32 [R]); a
+    row's bits depend on that row alone. Raises ValueError as `prepare` does.
+    """
+    from . import _prepare_kernels as _kernels
+
+    _check_prologue(x, norm, eps, swiglu, rotate)
+    _check_input(x, norm)
+    rows, k = x.shape[0], x.shape[1] // 2 if swiglu else x.shape[1]
+    x8 = torch.empty(rows, k, dtype=torch.int8, device=x.device)
+    x_scale = torch.empty(rows, device=x.device)
+    threads = _power_of_two(k // 8)
+    _kernels.prepare_kernel[(rows, 1)](
+        x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps, x8, x_scale, x, x8, x_scale,
+        K=k, THREADS=max(32, threads), PARTS=1, SLOTS=False, CLUSTER=False, SWIGLU=swiglu, NORM=norm is not None,
+        NORMED=False, ROTATE=rotate, BY_ROWS=True, DEPENDENT=False,
+        num_warps=max(1, min(32, threads // 32)), enable_fp_fusion=False,
+    )  # fmt: skip
+    return x8, x_scale
 
 
 def _check_prologue(x, norm, eps, swiglu, rotate):
@@ -231,18 +261,25 @@ def _check_buffers(x, norm, swiglu, out):
     width = 2 * k if swiglu else k
     if tuple(x.shape) != (SLOTS, width):
         raise ValueError(f"x is {list(x.shape)}, the buffers want [{SLOTS}, {width}]: allocate({x.shape[1]}, ...)")
+    _check_input(x, norm)
+    if out.normed is not None and norm is None:
+        raise ValueError("the buffers hold a normed row, and no norm was passed: allocate them without `normed`")
+    if out.normed is not None and out.normed.dtype != x.dtype:
+        raise ValueError(f"the normed row is {out.normed.dtype} and x {x.dtype}: allocate(..., normed={x.dtype})")
+    if x.device != out.x8.device:
+        raise ValueError(f"x is on {x.device}, the buffers on {out.x8.device}: use one device")
+
+
+def _check_input(x, norm):
     # 16-byte loads
     if x.stride(1) != 1 or x.stride(0) % 16 or x.data_ptr() % 16:
         raise ValueError(
             f"x has strides {x.stride()}: its columns must be neighbours, its rows start at multiples of 16 elements "
             "and 16 bytes; call x.contiguous()"
         )
-    if norm is not None and (not norm.is_contiguous() or norm.data_ptr() % 16):
+    if norm is None:
+        return
+    if not norm.is_contiguous() or norm.data_ptr() % 16:
         raise ValueError("norm must be contiguous and start at a multiple of 16 bytes; call norm.contiguous()")
-    if out.normed is not None and norm is None:
-        raise ValueError("the buffers hold a normed row, and no norm was passed: allocate them without `normed`")
-    if out.normed is not None and out.normed.dtype != x.dtype:
-        raise ValueError(f"the normed row is {out.normed.dtype} and x {x.dtype}: allocate(..., normed={x.dtype})")
-    for name, tensor in (("x", x), ("norm", norm)):
-        if tensor is not None and tensor.device != out.x8.device:
-            raise ValueError(f"{name} is on {tensor.device}, the buffers on {out.x8.device}: use one device")
+    if norm.device != x.device:
+        raise ValueError(f"norm is on {norm.device}, x on {x.device}: use one device")

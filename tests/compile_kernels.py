@@ -37,12 +37,14 @@ def kernel_module(name):
     return importlib.import_module(f"fastqwen.kernels.{name}")
 
 
-def prepare_source(kernel, form, dtype, threads, parts, *, k, swiglu=False, norm=False, normed=False, dependent=False):
+def prepare_source(
+    kernel, form, dtype, threads, parts, *, k, swiglu=False, norm=False, normed=False, by_rows=False, dependent=False
+):  # fmt: skip
     pointers = {"x_ptr": dtype, "norm_ptr": "fp32", "x8_ptr": "i8", "scale_ptr": "fp32"}
     pointers |= {"normed_ptr": dtype, "mail_ptr": "i64", "calls_ptr": "i32"}
     constants = {"K": k, "THREADS": threads, "PARTS": parts, "SWIGLU": swiglu, "NORM": norm}
     constants |= {"SLOTS": form == "slots", "CLUSTER": form == "cluster"}
-    constants |= {"NORMED": normed, "ROTATE": True, "DEPENDENT": dependent}
+    constants |= {"NORMED": normed, "ROTATE": True, "BY_ROWS": by_rows, "DEPENDENT": dependent}
     types = {name: "*" + kind for name, kind in pointers.items()} | {"x_stride": "i32", "eps": "fp32"}
     types |= dict.fromkeys(constants, "constexpr")
     signature = {name: types[name] for name in kernel.arg_names}
@@ -54,6 +56,10 @@ def prepare_variants(kernel, target):
     """(source, options) of what plan_for asks for on a target."""
     alone = {"num_warps": 16, "enable_fp_fusion": False}
     yield prepare_source(kernel, "alone", "bf16", 512, 1, k=4096, norm=True, normed=True), alone
+    yield (
+        prepare_source(kernel, "alone", "bf16", 2048, 1, k=12288, swiglu=True, by_rows=True),
+        alone | {"num_warps": 32},
+    )
     if target.backend == "cuda":
         slots = {"num_warps": 4, "enable_fp_fusion": False}
         yield prepare_source(kernel, "slots", "bf16", 128, 17, k=17408, swiglu=True), slots
@@ -94,7 +100,30 @@ def packed_variants(module, target):
             yield packed_source(module.packed_linear_kernel, **common, **flags), options
 
 
+def gemm_variants(kernel):
+    """(source, options) of int8_gemm's launch configurations."""
+    pointers = {"p_x": "*i8", "p_x_scale": "*fp32", "p_grid": "*i8", "p_channel_scale": "*fp32"}
+    pointers |= {"p_residual": "*bf16", "p_out": "*bf16"}
+    launch_config = kernel_module("int8_gemm").launch_config
+    for rows in (1, 4096):
+        block_r, block_n, block_k, warps, stages = launch_config(rows)
+        constants = {
+            "K": 4096,
+            "BLOCK_R": block_r,
+            "BLOCK_N": block_n,
+            "BLOCK_K": block_k,
+            "GROUP": 8,
+            "RESIDUAL": True,
+        }
+        types = pointers | dict.fromkeys(constants, "constexpr")
+        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+        aligned = [(i,) for i, name in enumerate(signature) if name in pointers or name == "out_stride"]
+        source = ASTSource(kernel, signature, constants, {index: [["tt.divisibility", 16]] for index in aligned})
+        yield source, {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
+
+
 def variants(target):
+    yield from gemm_variants(kernel_module("_int8_gemm_kernels").int8_gemm_kernel)
     yield from prepare_variants(kernel_module("_prepare_kernels").prepare_kernel, target)
     yield from packed_variants(kernel_module("_packed_kernels"), target)
 

@@ -135,7 +135,8 @@ def test_the_kernels_path_computes_what_the_torch_path_does(packed, monkeypatch)
     assert len(records.blocks[0].mixer.inputs.matrices) == 3  # qkv and z stacked; b and a plain
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
     assert torch.equal(records.embed(ids), grid_form.embed(ids))
-    assert torch.equal(logits(records, ids), logits(grid_form, ids))
+    # The norm's sum and SwiGLU's exponential may round apart, which can move single activation codes by one.
+    assert relative(logits(records, ids), logits(grid_form, ids)) < 2e-3
     with torch.inference_mode():
         states = [trunk.new_state(32) for trunk in (records, grid_form)]
         for trunk, state in zip((records, grid_form), states, strict=True):
@@ -145,7 +146,6 @@ def test_the_kernels_path_computes_what_the_torch_path_does(packed, monkeypatch)
             trunk.verify(tokens, tree.parents, state)[1]
             for trunk, state in zip((records, grid_form), states, strict=True)
         )
-    # The norm's sum and SwiGLU's exponential may round apart, which can move single activation codes by one.
     assert relative(found[:4], wanted[:4]) < 2e-3
 
 

@@ -254,6 +254,21 @@ def test_kernel_marks_rows_that_are_not_finite():
 
 
 @needs_triton
+@pytest.mark.parametrize("prologue", PROLOGUES)
+@pytest.mark.parametrize("rows", [1, 5, 19])
+def test_kernel_prepares_any_number_of_rows_each_as_if_alone(prologue, rows):
+    k = 768
+    x, options = case(k, prologue, device=DEVICE)
+    x = x.repeat(3, 1)[:rows].contiguous()
+    host = {name: value.cpu() if torch.is_tensor(value) else value for name, value in options.items()}
+    codes, scale = module.prepare_many(x, **options)
+    assert codes.shape == (rows, k) and scale.shape == (rows,)
+    assert_is_definition(x.cpu(), codes.cpu(), scale.cpu(), **host)
+    alone = module.prepare_many(x[rows - 1 :].contiguous(), **options)
+    assert torch.equal(alone[0][0], codes[-1]) and torch.equal(alone[1][0], scale[-1])
+
+
+@needs_triton
 def test_kernel_reads_rows_that_lie_apart():
     x, _ = case(512, "none", device=DEVICE)
     wide = torch.full((8, 1024), float("nan"), dtype=x.dtype, device=DEVICE)

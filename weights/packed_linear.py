@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..kernels import packed, packed_linear, rotation
+from ..kernels import int8_gemm, packed, packed_linear, rotation
 from ..kernels.int8_matmul import int8_matmul, scaled
 from ..kernels.packed import Layout
 from ..kernels.packed_linear import PackedWeight
@@ -17,7 +17,7 @@ from .decode import Grid, to_grid
 from .stored import StoredLayer
 
 BITS = {"w4a8": 4, "w6a8": 6, "int8": 8}
-TILE_SLABS = 512  # 8192 rows are unpacked at once for a prompt
+TILE_SLABS = 512  # 8192 rows of a matrix are unpacked at once for a prompt: 32 MiB at K = 4096, which stay in the L2
 
 
 class PackedLinear:
@@ -94,11 +94,16 @@ class RecordLinear(PackedLinear):
 
     def __call__(self, x8: Tensor, x_scale: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
         out = torch.empty(x8.shape[0], self.weight.layout.rows, dtype=dtype, device=x8.device)
-        for slabs in self._slabs.split(TILE_SLABS):
-            acc = int8_matmul(x8, packed_linear.unpack(self.weight, slabs))
-            rows = slice(int(slabs[0]) * packed.SLAB, (int(slabs[-1]) + 1) * packed.SLAB)
+        if residual is not None:
+            residual = residual.to(dtype).contiguous()
+        for first in range(0, len(self._slabs), TILE_SLABS):
+            slabs = self._slabs[first : first + TILE_SLABS]
+            rows = slice(first * packed.SLAB, (first + len(slabs)) * packed.SLAB)
+            tile = packed_linear.unpack(self.weight, slabs)
             added = None if residual is None else residual[:, rows]
-            out[:, rows] = scaled(acc, self.channel_scale[rows], x_scale, added, dtype)
+            int8_gemm.int8_gemm(
+                x8, x_scale, tile, self.channel_scale[rows], residual=added, out=out[:, rows]
+            )  # fmt: skip
         return out
 
     def _grid_rows(self, ids):

@@ -54,10 +54,7 @@ class Projection:
         """x [..., K] (SwiGLU: [..., 2 K]), residual [..., N_0] of a group of one -> one [..., N_i] a layer."""
         rows = x.reshape(-1, x.shape[-1])
         added = None if residual is None else residual.reshape(rows.shape[0], -1)
-        prepared = {
-            rotated: prepare.prepare_rows(rows, rotate=rotated, **self._prologue_arguments)
-            for rotated in self._rotations
-        }
+        prepared = {rotated: self._prepare_rows(rows, rotated) for rotated in self._rotations}
         plain = None
         results: list[Tensor] = []
         for matrix, sizes in self.matrices:
@@ -91,6 +88,11 @@ class Projection:
                 result = each_row(matrix, rows, plain)
             results += result.split(sizes, -1)
         return tuple(results)
+
+    def _prepare_rows(self, rows, rotated):
+        if self._by_kernel:
+            return prepare.prepare_many(rows.contiguous(), rotate=rotated, **self._prologue_arguments)
+        return prepare.prepare_rows(rows, rotate=rotated, **self._prologue_arguments)
 
     def _launch_preparation(self, x, rotated):
         if rotated not in self._buffers:

@@ -1,0 +1,85 @@
+"""Many rows times an int8 grid, with the scales and the residual in the same launch: the prompt's side of a linear.
+
+    acc = x8 @ grid^T                                   int32, exact in any order
+    y   = (float(acc) * channel_scale) * x_scale        each product rounded in float32
+    y   = y + residual in float32, if there is one;  one rounding to the output's dtype
+
+The same numbers as kernels/packed_linear.py gives for eight rows and kernels/int8_matmul.py in plain torch (the
+reference). What is gained over a library's int8 product is the int32 matrix that is never written: at 2048 rows it
+would be read and written several times over, more bytes than the weights and the activations together.
+"""
+
+import torch
+from torch import Tensor
+
+_OUT = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def int8_gemm(
+    x8: Tensor,
+    x_scale: Tensor,
+    grid: Tensor,
+    channel_scale: Tensor,
+    *,
+    residual: Tensor | None = None,
+    out: Tensor,
+    config: tuple[int, int, int, int, int] | None = None,
+) -> Tensor:
+    """Writes and returns `out`.
+
+    x8             int8 [R, K] contiguous, K a multiple of 128;  x_scale float32 [R]
+    grid           int8 [N, K] contiguous;  channel_scale float32 [N]
+    residual, out  [R, N], columns next to each other, rows equally far apart in both; `out` may be `residual`
+    config         (rows, columns and depth of a tile, warps, stages): changes the time, never the bits
+    Raises ValueError where a shape, dtype, stride or device does not fit.
+    """
+    from . import _int8_gemm_kernels as _kernels  # here, because without a GPU nobody needs Triton
+
+    _check(x8, x_scale, grid, channel_scale, residual, out)
+    rows, k = x8.shape
+    columns = grid.shape[0]
+    block_r, block_n, block_k, warps, stages = config or launch_config(rows)
+    programs = -(-rows // block_r) * -(-columns // block_n)
+    _kernels.int8_gemm_kernel[(programs,)](
+        x8, x_scale, grid, channel_scale, out if residual is None else residual, out, rows, columns, out.stride(0),
+        K=k, BLOCK_R=block_r, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=8, RESIDUAL=residual is not None,
+        num_warps=warps, num_stages=stages, enable_fp_fusion=False,  # products and sum are rounded each by contract
+    )  # fmt: skip
+    return out
+
+
+def launch_config(rows: int) -> tuple[int, int, int, int, int]:
+    """(rows, columns and depth of a tile, warps, stages) by the number of rows."""
+    if rows <= 64:
+        return 64, 128, 128, 4, 4
+    return 128, 256, 128, 8, 3
+
+
+def _check(x8, x_scale, grid, channel_scale, residual, out):
+    rows, k = x8.shape
+    columns = grid.shape[0]
+    if k % 128 or not rows:
+        raise ValueError(f"x8 is {list(x8.shape)}: at least one row and a multiple of 128 columns are wanted")
+    wanted = {
+        "x8": (x8, (rows, k), (torch.int8,)),
+        "x_scale": (x_scale, (rows,), (torch.float32,)),
+        "grid": (grid, (columns, k), (torch.int8,)),
+        "channel_scale": (channel_scale, (columns,), (torch.float32,)),
+    }
+    for name, (tensor, shape, dtypes) in wanted.items():
+        if tuple(tensor.shape) != shape or tensor.dtype not in dtypes or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous {dtypes[0]} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}"
+            )
+    for name, tensor in (("out", out), ("residual", residual)):
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != (rows, columns) or tensor.dtype not in _OUT or tensor.stride(1) != 1:
+            raise ValueError(
+                f"{name} must be float [{rows}, {columns}] by rows, got {tensor.dtype} {list(tensor.shape)}"
+            )
+    if residual is not None and (residual.stride(0) != out.stride(0) or residual.dtype != out.dtype):
+        raise ValueError("residual and out must have one dtype and the same distance between rows")
+    devices = {tensor.device for tensor in (x8, x_scale, grid, channel_scale, out)}
+    if len(devices) > 1:
+        raise ValueError(f"the tensors are on {sorted(map(str, devices))}: move them to one device")
