@@ -9,6 +9,8 @@ reference). What is gained over a library's int8 product is the int32 matrix tha
 would be read and written several times over, more bytes than the weights and the activations together.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -38,7 +40,7 @@ def int8_gemm(
     _check(x8, x_scale, grid, channel_scale, residual, out)
     rows, k = x8.shape
     columns = grid.shape[0]
-    block_r, block_n, block_k, warps, stages = config or launch_config(rows)
+    block_r, block_n, block_k, warps, stages = config or launch_config(rows, columns, *_device(x8.device))
     programs = -(-rows // block_r) * -(-columns // block_n)
     _kernels.int8_gemm_kernel[(programs,)](
         x8, x_scale, grid, channel_scale, out if residual is None else residual, out, rows, columns, out.stride(0),
@@ -48,11 +50,28 @@ def int8_gemm(
     return out
 
 
-def launch_config(rows: int) -> tuple[int, int, int, int, int]:
-    """(rows, columns and depth of a tile, warps, stages) by the number of rows."""
-    if rows <= 64:
-        return 64, 128, 128, 4, 4
-    return 128, 256, 128, 8, 3
+def launch_config(rows: int, columns: int, processors: int, shared: int) -> tuple[int, int, int, int, int]:
+    """(rows, columns and depth of a tile, warps, stages); measured by benchmarks/prefill.py --sweep on one H200.
+
+    The large tile is fastest where there are enough of them: 378 against 441 us for 2048 rows and 24576 columns of
+    K = 4096, but 66 against 60 us for 512 rows and 12288 columns. Stages are as many as `shared` bytes of a
+    multiprocessor hold, four at most; a gaming GPU's 99 KiB hold three of the middle tile.
+    """
+    tile = (64, 128) if rows <= 64 else (128, 128)
+    if -(-rows // 128) * -(-columns // 256) >= 1.5 * processors and shared >= 3 * (128 + 256) * 128:
+        tile = (128, 256)
+    depth = 128 if shared >= 3 * sum(tile) * 128 else 64
+    return *tile, depth, 8 if tile == (128, 256) else 4, max(1, min(4, shared // (sum(tile) * depth)))
+
+
+@functools.cache
+def _device(device: torch.device) -> tuple[int, int]:
+    """(multiprocessors, bytes of shared memory that a block may have)."""
+    if device.type != "cuda":
+        return 1, 1 << 16
+    properties = torch.cuda.get_device_properties(device)
+    # ROCm's torch has no such property: 64 KiB is what its GPUs have.
+    return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 1 << 16)
 
 
 def _check(x8, x_scale, grid, channel_scale, residual, out):

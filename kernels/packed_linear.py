@@ -124,16 +124,27 @@ def packed_linear(
     return out
 
 
-def unpack(weight: PackedWeight, slabs: Tensor) -> Tensor:
-    """The int8 grid of some slabs of 16 rows: slabs int32 [S] -> int8 [16 S, K]. For prompts and for lookups."""
-    from . import _packed_kernels as _kernels
+def unpack(weight: PackedWeight, slabs: Tensor, *, portable: bool = False) -> Tensor:
+    """The int8 grid of some slabs of 16 rows: slabs int32 [S] -> int8 [16 S, K]. For prompts and for lookups.
+
+    portable   the form for every backend; the other one is for NVIDIA
+    """
+    from . import _unpack_kernels as _kernels
 
     layout = weight.layout
     out = torch.empty(slabs.numel() * 16, layout.columns, dtype=torch.int8, device=weight.storage.device)
-    grid = (slabs.numel(), layout.columns // layout.record_columns)
-    _kernels.unpack_kernel[grid](
-        weight.storage, weight.table.view(torch.uint8), slabs, out,
-        K=layout.columns, BITS=layout.bits, C=layout.record_columns, num_warps=4,
+    records = layout.columns // layout.record_columns
+    if portable:
+        _kernels.unpack_kernel[(slabs.numel(), records)](
+            weight.storage, weight.table.view(torch.uint8), slabs, out,
+            K=layout.columns, BITS=layout.bits, C=layout.record_columns, num_warps=4,
+        )  # fmt: skip
+        return out
+    warps = 4
+    _kernels.unpack_records_kernel[(slabs.numel(), -(-records // warps))](
+        weight.storage.view(torch.int32), weight.table, slabs, out.view(torch.int32), max(weight.window, 0),
+        K=layout.columns, BITS=layout.bits, J=layout.record_columns // 64, WARPS=warps, WINDOW=weight.window >= 0,
+        num_warps=warps,
     )  # fmt: skip
     return out
 

@@ -22,6 +22,7 @@ TARGETS = {
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+SHARED = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 120: 101376}  # bytes a block may have
 MISSING = ("no compatible backends", "is not defined for option 'gpu-name'", "cannot find ptxas")
 
 
@@ -76,7 +77,8 @@ def packed_source(kernel, **constants):
     pointers |= {"p_residual": "bf16", "p_out": "bf16", "p_slabs": "i32"}
     if "C" in constants:  # the portable form and unpacking read bytes
         pointers |= {"p_x": "i8", "p_weights": "u8", "p_table": "u8"}
-        pointers |= {"p_out": "i8"} if "p_slabs" in kernel.arg_names else {}
+    if "p_slabs" in kernel.arg_names:  # unpacking writes the grid, as bytes or as words of four
+        pointers |= {"p_out": "i8" if "C" in constants else "i32"}
     types = {name: "*" + kind for name, kind in pointers.items()} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     aligned = [(i,) for i, name in enumerate(signature) if name in pointers]
@@ -90,7 +92,8 @@ def packed_variants(module, target):
         plain = {"num_warps": 4, "enable_fp_fusion": False}
         portable = module.portable_packed_linear_kernel
         yield packed_source(portable, C=columns, RESIDUAL=True, **common), plain
-        yield packed_source(module.unpack_kernel, C=columns, **common), {"num_warps": 4}
+        unpacking = kernel_module("_unpack_kernels")
+        yield packed_source(unpacking.unpack_kernel, C=columns, **common), {"num_warps": 4}
         if target.backend != "cuda":
             continue
         for window in {True, False} if bits == 4 else {False}:
@@ -98,15 +101,18 @@ def packed_variants(module, target):
             flags = {"WINDOW": window, "RESIDUAL": True, "DEPENDENT": dependent, "WARPS": 4, "J": columns // 64}
             options = plain | ({"launch_pdl": True} if dependent else {})
             yield packed_source(module.packed_linear_kernel, **common, **flags), options
+            flags = {"WINDOW": window, "WARPS": 4, "J": columns // 64}
+            yield packed_source(unpacking.unpack_records_kernel, **common, **flags), {"num_warps": 4}
 
 
-def gemm_variants(kernel):
+def gemm_variants(kernel, target):
     """(source, options) of int8_gemm's launch configurations."""
     pointers = {"p_x": "*i8", "p_x_scale": "*fp32", "p_grid": "*i8", "p_channel_scale": "*fp32"}
     pointers |= {"p_residual": "*bf16", "p_out": "*bf16"}
     launch_config = kernel_module("int8_gemm").launch_config
-    for rows in (1, 4096):
-        block_r, block_n, block_k, warps, stages = launch_config(rows)
+    shared = SHARED[target.arch] if target.backend == "cuda" else 1 << 16
+    for rows, columns in ((1, 4096), (512, 4096), (4096, 8192)):
+        block_r, block_n, block_k, warps, stages = launch_config(rows, columns, 100, shared)
         constants = {
             "K": 4096,
             "BLOCK_R": block_r,
@@ -123,7 +129,7 @@ def gemm_variants(kernel):
 
 
 def variants(target):
-    yield from gemm_variants(kernel_module("_int8_gemm_kernels").int8_gemm_kernel)
+    yield from gemm_variants(kernel_module("_int8_gemm_kernels").int8_gemm_kernel, target)
     yield from prepare_variants(kernel_module("_prepare_kernels").prepare_kernel, target)
     yield from packed_variants(kernel_module("_packed_kernels"), target)
 
@@ -133,7 +139,9 @@ def main():
     for name, target in TARGETS.items():
         try:
             for compiled, options in variants(target):
-                triton.compile(compiled, target=target, options=options)
+                binary = triton.compile(compiled, target=target, options=options)
+                limit = SHARED[target.arch] if target.backend == "cuda" else 1 << 16
+                assert binary.metadata.shared <= limit, f"{compiled.fn} takes {binary.metadata.shared} bytes of {limit}"
             outcome["compiled"].append(name)
         except Exception as error:
             reason = str(error)[-800:]

@@ -127,14 +127,18 @@ def test_every_scale_byte_and_code_is_decoded_exactly(portable):
         weight = PackedWeight(storage.to(DEVICE), layout, torch.ones(rows, device=DEVICE), table.to(DEVICE), -1)
         x8, x_scale = random_rows(columns)
         assert torch.equal(run(weight, x8, x_scale, portable=portable), reference(x8, x_scale, grid, torch.ones(rows)))
+        slabs = torch.arange(rows // 16, dtype=torch.int32, device=DEVICE)
+        assert torch.equal(packed_linear.unpack(weight, slabs, portable=portable).cpu(), grid)
 
 
+@pytest.mark.parametrize("portable", FORMS)
+@pytest.mark.parametrize("scales", [(0x58, 0x70), (0, 0x7F)], ids=["window", "any"])
 @pytest.mark.parametrize("bits", [4, 6, 8])
-@pytest.mark.parametrize("rows,columns", [(64, 256), (48, 768), (32, 1024)])
-def test_unpacked_slabs_are_the_grid(bits, rows, columns):
-    weight, grid = random_weight(bits, rows, columns)
+@pytest.mark.parametrize("rows,columns", [(64, 256), (48, 768), (32, 1024), (32, 2560)])
+def test_unpacked_slabs_are_the_grid(bits, rows, columns, scales, portable):
+    weight, grid = random_weight(bits, rows, columns, scales=scales)
     slabs = torch.tensor([1, 0, 1], dtype=torch.int32, device=DEVICE)
-    found = packed_linear.unpack(weight, slabs).cpu()
+    found = packed_linear.unpack(weight, slabs, portable=portable).cpu()
     assert torch.equal(found, torch.cat([grid[16:32], grid[:16], grid[16:32]]))
 
 

@@ -99,7 +99,7 @@ class RecordLinear(PackedLinear):
         for first in range(0, len(self._slabs), TILE_SLABS):
             slabs = self._slabs[first : first + TILE_SLABS]
             rows = slice(first * packed.SLAB, (first + len(slabs)) * packed.SLAB)
-            tile = packed_linear.unpack(self.weight, slabs)
+            tile = packed_linear.unpack(self.weight, slabs, portable=self._portable)
             added = None if residual is None else residual[:, rows]
             int8_gemm.int8_gemm(
                 x8, x_scale, tile, self.channel_scale[rows], residual=added, out=out[:, rows]
@@ -107,7 +107,7 @@ class RecordLinear(PackedLinear):
         return out
 
     def _grid_rows(self, ids):
-        slabs = packed_linear.unpack(self.weight, (ids // packed.SLAB).to(torch.int32))
+        slabs = packed_linear.unpack(self.weight, (ids // packed.SLAB).to(torch.int32), portable=self._portable)
         return slabs.view(len(ids), packed.SLAB, -1)[torch.arange(len(ids), device=ids.device), ids % packed.SLAB]
 
 
