@@ -46,7 +46,9 @@ class Projection:
         if norm is not None:
             self._prologue_arguments |= {"norm": norm.weight, "eps": norm.eps}
         packed = [matrix for matrix, _ in self.matrices if isinstance(matrix, PackedLinear)]
-        self._by_kernel = bool(packed) and all(isinstance(matrix, RecordLinear) for matrix in packed)
+        forms = [isinstance(m, RecordLinear) or (isinstance(m, Linear) and m.by_kernel) for m, _ in self.matrices]
+        # Packed matrices in another form than records need activations prepared row by row.
+        self._by_kernel = any(forms) and all(isinstance(matrix, RecordLinear) for matrix in packed)
         self._rotations = {matrix.rotated for matrix in packed}
         self._buffers: dict[bool, prepare.Prepared] = {}
 
@@ -72,7 +74,7 @@ class Projection:
     def verify(self, x: Tensor, rows: int, residual: Tensor | None = None) -> tuple[Tensor, ...]:
         """The rows of a decode pass: x [SLOTS, K], residual [SLOTS, N_0] -> one [SLOTS, N_i] a layer.
 
-        Packed matrices on a GPU take all eight slots in one launch, the rest each live row alone.
+        Matrices that have a kernel take all eight slots in one launch, the rest each live row alone.
         """
         if self._by_kernel:
             return self._decode(x, rows, residual)
@@ -87,10 +89,22 @@ class Projection:
                 ready = prepared[matrix.rotated]
                 result = matrix.decode(ready.x8, ready.x_scale, residual, x.dtype)
             else:
-                plain = each_row(self._prologue, rows, x) if plain is None else plain
-                result = each_row(matrix, rows, plain)
+                plain = self._plain_rows(x, rows) if plain is None else plain
+                result = self._decode_plain(matrix, plain, rows, residual)
             results += result.split(sizes, -1)
         return tuple(results)
+
+    def _plain_rows(self, x, rows):
+        # On a GPU torch's reductions and elementwise operations of one fixed shape treat every row alike; on a CPU the
+        # tail of a vectorised loop differs.
+        return self._prologue(x) if x.is_cuda else each_row(self._prologue, rows, x)
+
+    def _decode_plain(self, matrix, plain, rows, residual):
+        if matrix.by_kernel:
+            return matrix.decode(plain, residual)
+        if residual is None:
+            return each_row(matrix, rows, plain)
+        return each_row(lambda row, added: added + matrix(row), rows, plain, residual)
 
     def _launch_preparation(self, x, rotated):
         if rotated not in self._buffers:
