@@ -26,7 +26,11 @@ DOTS = (
     (32, 128, 4, 6), (32, 256, 4, 3), (32, 256, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 4, 4),
     (64, 128, 4, 5), (128, 64, 8, 4), (128, 64, 4, 4), (128, 128, 8, 3),
 )  # fmt: skip
-SUMS = ((1, 8), (1, 16), (2, 4), (2, 8), (2, 16), (4, 4), (4, 8), (4, 16), (8, 4), (8, 8))  # (rows a block, warps)
+# (rows a block, warps, 16-byte vectors of a row a thread)
+SUMS = (
+    (1, 8, 1), (1, 8, 2), (1, 16, 1), (2, 4, 1), (2, 4, 4), (2, 8, 1), (2, 8, 2), (2, 16, 1), (4, 4, 1), (4, 8, 1),
+    (4, 8, 2), (4, 16, 1), (8, 4, 1), (8, 8, 1),
+)  # fmt: skip
 
 
 def check(weight: torch.Tensor, launch: Launch, dependent: bool) -> str | None:
@@ -54,9 +58,9 @@ def check(weight: torch.Tensor, launch: Launch, dependent: bool) -> str | None:
 
 def launches(rows: int, columns: int, dtype: torch.dtype) -> list[Launch]:
     """What a sweep tries for a shape."""
-    found = (
-        [sum_launch(block_n, warps, dtype) for block_n, warps in SUMS] if rows <= 4096 or dtype.itemsize == 4 else []
-    )
+    found = []
+    if rows <= 4096 or dtype.itemsize == 4:
+        found += [sum_launch(block_n, warps, dtype, vectors) for block_n, warps, vectors in SUMS]
     if dtype.itemsize == 2:
         found += [Launch("dot", *numbers) for numbers in DOTS if columns % numbers[1] == 0]
     return found
@@ -66,11 +70,10 @@ def bench_shape(rows: int, columns: int, dtype: torch.dtype, sweep: bool, ceilin
     """Microseconds and GB/s of ours and of F.linear; with `sweep` the best launches too."""
     device = torch.device("cuda")
     bytes_read = rows * columns * dtype.itemsize
-    copies = max(2, min(CALLS, int(ROTATE_BYTES // bytes_read) + 1))
-    if bytes_read > 1e9:
-        copies = 1  # larger than the L2 by itself
+    # Small matrices in hundreds, so that the L2 does not hold them; one that is larger than it by itself, once.
+    copies = 1 if bytes_read > 1e9 else max(2, min(256, int(ROTATE_BYTES // bytes_read) + 1))
     weights = [torch.randn(rows, columns, dtype=dtype, device=device) for _ in range(copies)]
-    calls = CALLS if bytes_read < 1e8 else max(4, copies)
+    calls = max(copies, CALLS) if bytes_read < 1e8 else max(4, copies)
     turns = [weights[i % copies] for i in range(calls)]
     x = torch.randn(8, columns, device=device).to(dtype)
     out = torch.empty(8, rows, dtype=dtype, device=device)

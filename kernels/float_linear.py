@@ -43,7 +43,7 @@ class Launch:
 
     form     "dot" or "sum"
     block_n  rows of W a block
-    block_k  columns a step ("sum": 16 bytes a thread)
+    block_k  columns a step
     warps    warps a block
     stages   steps in flight ("sum": 1, it has its own)
     """
@@ -66,9 +66,12 @@ class Launch:
         }  # fmt: skip
 
 
-def sum_launch(block_n: int, warps: int, dtype: torch.dtype) -> Launch:
-    """The "sum" form with `block_n` rows a block (a power of two)."""
-    return Launch("sum", block_n, 512 // dtype.itemsize * warps, warps, 1)
+def sum_launch(block_n: int, warps: int, dtype: torch.dtype, vectors: int = 1) -> Launch:
+    """The "sum" form with `block_n` rows a block; a thread has `vectors` times 16 bytes of a row a step.
+
+    All powers of two. More vectors bring a whole row into flight where a kernel has few warps.
+    """
+    return Launch("sum", block_n, 512 // dtype.itemsize * warps * vectors, warps, 1)
 
 
 def launch_for(rows: int, columns: int, dtype: torch.dtype) -> Launch:

@@ -50,6 +50,8 @@ class Projection:
         # Packed matrices in another form than records need activations prepared row by row.
         self._by_kernel = any(forms) and all(isinstance(matrix, RecordLinear) for matrix in packed)
         self._rotations = {matrix.rotated for matrix in packed}
+        # A preparation with a norm can store the normed row too, which plain matrices of the group then read.
+        self._stores_normed = norm is not None and len(packed) < len(self.matrices)
         self._buffers: dict[bool, prepare.Prepared] = {}
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -82,7 +84,7 @@ class Projection:
 
     def _decode(self, x, rows, residual):
         prepared = {rotated: self._launch_preparation(x, rotated) for rotated in self._rotations}
-        plain = None
+        plain = next((ready.normed for ready in prepared.values()), None)
         results: list[Tensor] = []
         for matrix, sizes in self.matrices:
             if isinstance(matrix, RecordLinear):
@@ -109,7 +111,8 @@ class Projection:
     def _launch_preparation(self, x, rotated):
         if rotated not in self._buffers:
             columns = x.shape[-1] // 2 if self.swiglu else x.shape[-1]
-            self._buffers[rotated] = prepare.allocate(columns, x.device)
+            normed = x.dtype if self._stores_normed else None
+            self._buffers[rotated] = prepare.allocate(columns, x.device, normed=normed)
         return prepare.prepare(x, self._buffers[rotated], rotate=rotated, **self._prologue_arguments)
 
     def _prologue(self, x):
