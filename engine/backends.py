@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..weights.backend import packed_kernels
+from ..weights.backend import float_kernels, packed_kernels
 
 PACKED_OPERATIONS = ("prepare", "packed_linear", "unpack")
-OTHERS = (
-    "linear", "rms_norm", "causal_conv", "delta_rule", "decode_attention", "prefill_attention", "sampling",
-)  # fmt: skip
+OTHERS = ("rms_norm", "causal_conv", "delta_rule", "decode_attention", "prefill_attention", "sampling")
 
 
 @dataclass(frozen=True)
@@ -23,6 +21,10 @@ class Choice:
 
 def choices(device: torch.device) -> list[Choice]:
     """The backend of every operation on `device`."""
-    used, reason = packed_kernels(device)
-    found = [Choice(operation, "triton" if used else "torch", reason) for operation in PACKED_OPERATIONS]
+    found = []
+    for operations, (used, reason) in (
+        (PACKED_OPERATIONS, packed_kernels(device)),
+        (("linear",), float_kernels(device, torch.bfloat16)),  # what a GPU computes in unless told otherwise
+    ):
+        found += [Choice(operation, "triton" if used else "torch", reason) for operation in operations]
     return found + [Choice(operation, "torch", f"plain torch on {device.type}: no kernel yet") for operation in OTHERS]

@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -128,10 +129,31 @@ def gemm_variants(kernel, target):
         yield source, {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
 
 
+def float_source(kernel, launch, dtype, dependent):
+    constants = launch.constants(4160 if launch.form == "sum" else 4096) | {"RESIDUAL": True, "DEPENDENT": dependent}
+    pointers = ("p_x", "p_w", "p_residual", "p_out")
+    types = dict.fromkeys(pointers, "*" + dtype) | dict.fromkeys(constants, "constexpr")
+    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+    aligned = [(i,) for i, name in enumerate(signature) if name in pointers]
+    return ASTSource(kernel, signature, constants, {index: [["tt.divisibility", 16]] for index in aligned})
+
+
+def float_variants(kernel, target):
+    """(source, options) of every launch of a plain linear: few rows, many, and a head."""
+    launch_for = kernel_module("float_linear").launch_for
+    dependent = target.backend == "cuda" and target.arch >= 90
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")):
+        for launch in dict.fromkeys(launch_for(rows, 4096, dtype) for rows in (64, 4096, 248320)):
+            options = {"num_warps": launch.warps, "num_stages": launch.stages}
+            options |= {"launch_pdl": True} if dependent else {}
+            yield float_source(kernel, launch, name, dependent), options
+
+
 def variants(target):
     yield from gemm_variants(kernel_module("_int8_gemm_kernels").int8_gemm_kernel, target)
     yield from prepare_variants(kernel_module("_prepare_kernels").prepare_kernel, target)
     yield from packed_variants(kernel_module("_packed_kernels"), target)
+    yield from float_variants(kernel_module("_float_linear_kernels").float_linear_kernel, target)
 
 
 def main():

@@ -129,6 +129,7 @@ def test_the_kernels_path_computes_what_the_torch_path_does(packed, monkeypatch)
     pytest.importorskip("triton")
     grid_form = trunk_of(packed)
     monkeypatch.setattr("fastqwen.weights.reader.packed_kernels", lambda device: (True, "asked for by a test"))
+    monkeypatch.setattr("fastqwen.weights.linear.float_kernels", lambda device, dtype: (True, "asked for by a test"))
     records = trunk_of(packed)
     assert isinstance(records.head.matrices[0][0], RecordLinear)
     assert len(records.blocks[0].mlp.gate_up.matrices) == 1  # gate and up are one matrix

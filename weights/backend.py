@@ -1,11 +1,12 @@
-"""Whether packed layers run from kernels on a device: decided once, by a check against the reference."""
+"""Whether layers run from kernels on a device: decided once for each kind, by a check against the reference."""
 
 import functools
 import logging
+from collections.abc import Callable
 
 import torch
 
-from ..kernels import packed, packed_linear, prepare
+from ..kernels import float_linear, packed, packed_linear, prepare
 from ..kernels.packed import Layout
 
 logger = logging.getLogger(__name__)
@@ -13,7 +14,17 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def packed_kernels(device: torch.device) -> tuple[bool, str]:
-    """(whether to use the kernels, why). A failure is logged once and the torch path taken."""
+    """(whether packed layers use kernels, why). A failure is logged once and the torch path taken."""
+    return _decide(device, "packed", _wrong_packed)
+
+
+@functools.cache
+def float_kernels(device: torch.device, dtype: torch.dtype) -> tuple[bool, str]:
+    """The same for plain layers whose weights have `dtype`."""
+    return _decide(device, "plain linear", lambda device: _wrong_float(device, dtype))
+
+
+def _decide(device: torch.device, kind: str, wrong_result: Callable[[torch.device], str | None]) -> tuple[bool, str]:
     if device.type != "cuda":
         return False, f"plain torch on {device.type}"
     try:
@@ -21,17 +32,41 @@ def packed_kernels(device: torch.device) -> tuple[bool, str]:
     except ImportError:
         return False, "plain torch: Triton is not installed (on Windows: pip install triton-windows)"
     try:
-        wrong = _wrong_result(device)
+        wrong = wrong_result(device)
     except Exception as error:  # whatever a compiler or driver raises, the torch path still works
         wrong = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if wrong is not None:
-        logger.warning("FastQwen: packed kernels are not used on %s (%s); plain torch is slower.", device, wrong)
+        logger.warning("FastQwen: %s kernels are not used on %s (%s); plain torch is slower.", kind, device, wrong)
         return False, f"plain torch: the kernels' self-check failed ({wrong})"
     return True, f"Triton {triton.__version__}, checked against the reference on {device}"
 
 
-def _wrong_result(device) -> str | None:
-    """Runs every kernel once on small random data; what differs from the reference, or None."""
+def _wrong_float(device, dtype) -> str | None:
+    """Every launch in use, on small random data: right within float32's rounding, a row's bits its own in any slot."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 640, generator=generator).to(dtype)
+    weight = torch.randn(70, 640, generator=generator).to(dtype)
+    wanted = float_linear.reference(x, weight)
+    bound = 642 * 2.0**-23 * (x.double().abs() @ weight.double().abs().T)  # K sums, each cut at 2^-23 at worst
+    on_device = weight.to(device)
+    for launch in dict.fromkeys(float_linear.launch_for(rows, 640, dtype) for rows in (70, 4096, 100_000)):
+
+        def run(rows, launch=launch):
+            out = torch.full((8, 70), float("nan"), device=device)
+            return float_linear.float_linear(rows.to(device), on_device, out=out, launch=launch).cpu()
+
+        found = run(x)
+        if not bool(((found - wanted).abs() <= bound).all()):
+            return f"{launch.form} products of {dtype} differ"
+        alone = torch.zeros_like(x)
+        alone[5] = x[2]
+        if not torch.equal(run(alone)[5], found[2]) or not torch.equal(run(x.flip(0)), found.flip(0)):
+            return f"{launch.form} products of {dtype} depend on the other rows"
+    return None
+
+
+def _wrong_packed(device) -> str | None:
+    """Runs every packed kernel once on small random data; what differs from the reference, or None."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, 512, generator=generator).to(device)
     norm = torch.randn(512, generator=generator).to(device)

@@ -4,20 +4,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels import float_linear
+from .backend import float_kernels
+
 
 class Linear:
-    """y = x W^T. Weight [N, K] in the compute dtype; no bias (the family has none)."""
+    """y = x W^T. Weight [N, K] in the compute dtype; no bias (the family has none).
+
+    by_kernel   whether `decode` can be called: decided by the weight's device and shape, once
+    """
 
     def __init__(self, weight: Tensor):
         self.weight = weight
+        self.by_kernel = float_linear.why_not(weight) is None and float_kernels(weight.device, weight.dtype)[0]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., N], same dtype.
 
         The bits of a row may depend on how many rows are given together (libraries choose another path per
-        row count); decoding therefore passes one row [K] at a time (see kernels/rows.py).
+        row count); decoding therefore uses `decode`, or passes one row [K] at a time (see kernels/rows.py).
         """
         return F.linear(x, self.weight)
+
+    def decode(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The eight rows of a decode pass: x [8, K], residual [8, N] or None -> [8, N] in x's dtype.
+
+        One launch; a row's bits are its own. residual is added before the one rounding.
+        """
+        out = torch.empty(x.shape[0], self.weight.shape[0], dtype=x.dtype, device=x.device)
+        return float_linear.float_linear(x.contiguous(), self.weight, residual=residual, out=out)
 
     def weight_rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights [len(ids), K] of some rows: an embedding lookup."""

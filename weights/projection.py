@@ -46,8 +46,12 @@ class Projection:
         if norm is not None:
             self._prologue_arguments |= {"norm": norm.weight, "eps": norm.eps}
         packed = [matrix for matrix, _ in self.matrices if isinstance(matrix, PackedLinear)]
-        self._by_kernel = bool(packed) and all(isinstance(matrix, RecordLinear) for matrix in packed)
+        forms = [isinstance(m, RecordLinear) or (isinstance(m, Linear) and m.by_kernel) for m, _ in self.matrices]
+        # Packed matrices in another form than records need activations prepared row by row.
+        self._by_kernel = any(forms) and all(isinstance(matrix, RecordLinear) for matrix in packed)
         self._rotations = {matrix.rotated for matrix in packed}
+        # A preparation with a norm can store the normed row too, which plain matrices of the group then read.
+        self._stores_normed = norm is not None and len(packed) < len(self.matrices)
         self._buffers: dict[bool, prepare.Prepared] = {}
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -69,7 +73,7 @@ class Projection:
     def verify(self, x: Tensor, rows: int, residual: Tensor | None = None) -> tuple[Tensor, ...]:
         """The rows of a decode pass: x [SLOTS, K], residual [SLOTS, N_0] -> one [SLOTS, N_i] a layer.
 
-        Packed matrices on a GPU take all eight slots in one launch, the rest each live row alone.
+        Matrices that have a kernel take all eight slots in one launch, the rest each live row alone.
         """
         if self._by_kernel:
             return self._decode(x, rows, residual)
@@ -77,15 +81,15 @@ class Projection:
 
     def _decode(self, x, rows, residual):
         prepared = {rotated: self._launch_preparation(x, rotated) for rotated in self._rotations}
-        plain = None
+        plain = next((ready.normed for ready in prepared.values()), None)
         results: list[Tensor] = []
         for matrix, sizes in self.matrices:
             if isinstance(matrix, RecordLinear):
                 ready = prepared[matrix.rotated]
                 result = matrix.decode(ready.x8, ready.x_scale, residual, x.dtype)
             else:
-                plain = each_row(self._prologue, rows, x) if plain is None else plain
-                result = each_row(matrix, rows, plain)
+                plain = self._plain_rows(x, rows) if plain is None else plain
+                result = self._decode_plain(matrix, plain, rows, residual)
             results += result.split(sizes, -1)
         return tuple(results)
 
@@ -94,10 +98,23 @@ class Projection:
             return prepare.prepare_many(rows.contiguous(), rotate=rotated, **self._prologue_arguments)
         return prepare.prepare_rows(rows, rotate=rotated, **self._prologue_arguments)
 
+    def _plain_rows(self, x, rows):
+        # On a GPU torch's reductions and elementwise operations of one fixed shape treat every row alike; on a CPU the
+        # tail of a vectorised loop differs.
+        return self._prologue(x) if x.is_cuda else each_row(self._prologue, rows, x)
+
+    def _decode_plain(self, matrix, plain, rows, residual):
+        if matrix.by_kernel:
+            return matrix.decode(plain, residual)
+        if residual is None:
+            return each_row(matrix, rows, plain)
+        return each_row(lambda row, added: added + matrix(row), rows, plain, residual)
+
     def _launch_preparation(self, x, rotated):
         if rotated not in self._buffers:
             columns = x.shape[-1] // 2 if self.swiglu else x.shape[-1]
-            self._buffers[rotated] = prepare.allocate(columns, x.device)
+            normed = x.dtype if self._stores_normed else None
+            self._buffers[rotated] = prepare.allocate(columns, x.device, normed=normed)
         return prepare.prepare(x, self._buffers[rotated], rotate=rotated, **self._prologue_arguments)
 
     def _prologue(self, x):
