@@ -15,11 +15,12 @@ import triton
 
 from ..kernels import prepare
 from ..kernels.packed import Layout
-from ..kernels.packed_linear import launch_config, packed_linear
+from ..kernels.packed_linear import PlainRows, launch_config, packed_linear
 from .linear_sweep import check, random_weight
 from .timing import graph_microseconds, read_ceiling
 
-# group -> (rows of its matrices, columns, prologue, layers of the model that have it, of how many)
+# group -> (rows of its matrices, columns, prologue, layers of the model that have it); DeltaNet's a and b, which stay
+# bf16, run in the launch of qkv|z
 SHAPES = {
     "9b": {
         "qkv|z": ((8192, 4096), 4096, "norm", 24),
@@ -37,7 +38,8 @@ SHAPES = {
     },
 }
 # Single matrices by size: 18, 28 and 50 MB at 4 bits, and the head.
-SINGLE = ((8192, 4096), (12288, 4096), (17408, 5120), (248320, 4096))
+SINGLE = ((8192, 4096), (12288, 4096), (4096, 12288), (17408, 5120), (248320, 4096))
+PLAIN_ROWS = {"9b": (32, 32), "27b": (48, 48)}
 CALLS = 32  # in one graph
 ROTATE_BYTES = 300e6
 
@@ -53,11 +55,12 @@ def bench(shape: str, bits: int, peer: bool) -> dict:
     print(f"{torch.cuda.get_device_name(device)}, read ceiling {ceiling:.0f} GB/s, W{bits}A8, {shape} shapes")
     rows, ours_total, peer_total, bytes_total = [], 0.0, 0.0, 0
     for name, (sizes, columns, prologue, layers) in SHAPES[shape].items():
-        row = _bench_group(sizes, columns, prologue, bits, device, ceiling) | {"group": name}
+        plain_rows = PLAIN_ROWS[shape] if name == "qkv|z" else ()
+        row = _bench_group(sizes, plain_rows, columns, prologue, bits, device, ceiling) | {"group": name}
         ours_total += row["us"] * layers
         bytes_total += row["bytes"] * layers
         if peer:
-            row["peer_us"] = round(_peer_us(sizes, columns, bits, device), 2)
+            row["peer_us"] = round(_peer_us(sizes, plain_rows, columns, bits, device), 2)
             peer_total += row["peer_us"] * layers
         rows.append(row)
         print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
@@ -83,7 +86,7 @@ def bench(shape: str, bits: int, peer: bool) -> dict:
     return summary
 
 
-def _bench_group(sizes, columns, prologue, bits, device, ceiling):
+def _bench_group(sizes, plain_rows, columns, prologue, bits, device, ceiling):
     layout = Layout(bits, sum(sizes), columns)
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     config = launch_config(layout, multiprocessors)
@@ -95,18 +98,22 @@ def _bench_group(sizes, columns, prologue, bits, device, ceiling):
     x = torch.randn(8, width, dtype=torch.bfloat16, device=device)
     norm = {"norm": torch.randn(columns, device=device), "eps": 1e-6} if prologue == "norm" else {}
     residual = torch.randn(8, sizes[0], dtype=torch.bfloat16, device=device) if len(sizes) == 1 else None
-    buffers = prepare.allocate(columns, device)
+    buffers = prepare.allocate(columns, device, normed=torch.bfloat16 if plain_rows else None)
     out = torch.empty(8, layout.rows, dtype=torch.bfloat16, device=device)
+    plain = None
+    if plain_rows:
+        small = torch.randn(sum(plain_rows), columns, dtype=torch.bfloat16, device=device)
+        plain = PlainRows(buffers.normed, small, out.new_empty(8, sum(plain_rows)))
 
     def group(weight):
         ready = prepare.prepare(x, buffers, swiglu=prologue == "swiglu", dependent=True, **norm)
         packed_linear(
-            ready.x8, ready.x_scale, weight, residual=residual, out=out, config=config, dependent=True
+            ready.x8, ready.x_scale, weight, residual=residual, plain=plain, out=out, config=config, dependent=True
         )  # fmt: skip
 
     def linear(weight):
         packed_linear(
-            buffers.x8, buffers.x_scale, weight, residual=residual, out=out, config=config, dependent=True
+            buffers.x8, buffers.x_scale, weight, residual=residual, plain=plain, out=out, config=config, dependent=True
         )  # fmt: skip
 
     turns = [weights[i % copies] for i in range(CALLS)]
@@ -147,8 +154,8 @@ def _bench_single(rows, columns, bits, device, ceiling):
     }  # fmt: skip
 
 
-def _peer_us(sizes, columns, bits, device):
-    """comfy-kitchen's packed linear, one call a matrix."""
+def _peer_us(sizes, plain_rows, columns, bits, device):
+    """comfy-kitchen's packed linear, one call a matrix, and torch's for the plain ones."""
     from comfy_kitchen.backends.cuda import w4a8_packed_linear
 
     empty = torch.empty(0, dtype=torch.float8_e4m3fn, device=device)
@@ -164,10 +171,13 @@ def _peer_us(sizes, columns, bits, device):
             weight[:, -32:] = torch.randint(0x40, 0x58, (weight.shape[0], 32), dtype=torch.uint8, device=device)
             group.append((weight.view(torch.int8).flatten(), torch.rand(rows, device=device) * 1e-3))
         groups.append(group)
+    plain = [torch.randn(rows, columns, dtype=torch.bfloat16, device=device) for rows in plain_rows]
 
     def call(group):
         for weight, scale in group:
             w4a8_packed_linear(x, weight, empty, scale)
+        for weight in plain:
+            torch.nn.functional.linear(x, weight)
 
     return graph_microseconds([lambda g=groups[i % copies]: call(g) for i in range(CALLS)])
 

@@ -4,13 +4,14 @@ python -m fastqwen.benchmarks.linear_sweep [--bits 4 6 8]
 """
 
 import argparse
+import itertools
 import json
 
 import torch
 
 from ..kernels import packed
 from ..kernels.packed import Layout
-from ..kernels.packed_linear import PackedWeight, magnitude_table, packed_linear, reference
+from ..kernels.packed_linear import Config, PackedWeight, magnitude_table, packed_linear, reference
 from .timing import graph_microseconds, read_ceiling
 
 SHAPES = [
@@ -19,11 +20,8 @@ SHAPES = [
 ]  # fmt: skip
 CODEBOOK = torch.linspace(-0.98, 0.98, 16)
 ALL = 10**6  # a block for each slab
-# (warps, blocks a multiprocessor)
-CONFIGS = [
-    (1, 8), (1, 12), (1, 16), (1, ALL), (2, 4), (2, 6), (2, 8), (2, ALL), (4, 2), (4, 3), (4, 4), (4, ALL), (8, 1),
-    (8, 2), (8, ALL),
-]  # fmt: skip
+# (warps, blocks a multiprocessor), each with early loads and without
+CONFIGS = [(1, 16), (1, ALL), (2, 4), (2, 8), (2, ALL), (4, 3), (4, 4), (4, 5), (4, ALL), (8, 2), (8, ALL)]
 CALLS = 40  # in one graph: its own launch is a few microseconds
 MAX_COPY_BYTES = 300e6  # weights are rotated through more memory than the L2
 
@@ -36,7 +34,11 @@ def random_weight(layout: Layout, device: torch.device) -> PackedWeight:
         low, high = (0x58, 0x70) if layout.bits == 4 else (0x37, 0x4A)
         tail = layout.record_columns
         records[:, -tail:] = torch.randint(low, high, records[:, -tail:].shape, dtype=torch.uint8, device=device)
-    table = magnitude_table(packed.level_table(CODEBOOK, 4)) if layout.bits == 4 else torch.empty(0, dtype=torch.int32)
+    table = (
+        magnitude_table(packed.level_table(CODEBOOK, 4))[None]
+        if layout.bits == 4
+        else torch.empty(0, dtype=torch.int32)
+    )
     channel_scale = torch.rand(layout.rows, device=device) * 1e-3
     return PackedWeight(storage, layout, channel_scale, table.to(device), 0x51 if layout.bits == 4 else -1)
 
@@ -72,16 +74,16 @@ def time_config(weights: list[PackedWeight], config) -> float:
 
 
 def sweep(layout: Layout, device: torch.device) -> dict:
-    """The best configurations of one shape: microseconds, warps, blocks a multiprocessor."""
+    """The best configurations of one shape: microseconds, warps, blocks a multiprocessor, whether early."""
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     copies = max(2, min(24, int(MAX_COPY_BYTES // layout.bytes)))
     weights = [random_weight(layout, device) for _ in range(copies)]
     found = []
-    for warps, units in CONFIGS:
-        config = (warps, units * multiprocessors)
+    for (warps, units), early in itertools.product(CONFIGS, (False, True)):
+        config = Config(warps, units * multiprocessors, early)
         if not check(weights[0], config, device, True):
-            return {"WRONG": config}
-        found.append((round(time_config(weights, config), 2), warps, units))
+            return {"WRONG": str(config)}
+        found.append((round(time_config(weights, config), 2), warps, units, early))
     found.sort()
     return {"us": found[0][0], "GBps": round(layout.bytes / found[0][0] / 1e3), "best": found[:4]}
 

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
+from ._float_linear_kernels import float_rows
 from ._packed_records import (
     decode6,
     four,
@@ -75,10 +76,25 @@ def _multiply8(r0, r1, r2, r3, s0, s1, s2, s3, x0, x1, x2, x3, p0, p1, p2, p3):
 
 @triton.jit
 def packed_linear_kernel(
-    p_x, p_x_scale, p_weights, p_table, p_channel_scale, p_residual, p_out, slabs, step, first_scale,
+    p_x, p_x_scale, p_weights, p_table, p_table_of, p_channel_scale, p_residual, p_out, p_plain_x, p_plain, p_plain_out,
+    slabs, step, first_scale, plain_rows,
     K: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr, WARPS: tl.constexpr, WINDOW: tl.constexpr,
-    RESIDUAL: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
+    TABLES: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr, PLAIN_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """`step` blocks of packed rows; with PLAIN, in front of them a block for each row of p_plain [plain_rows, K].
+
+    With TABLES a slab's table is the p_table_of[slab]-th of p_table [., 256, 4].
+    """
+    program = tl.program_id(0)
+    if PLAIN:
+        if program < plain_rows:
+            float_rows(
+                program, p_plain_x, p_plain, p_plain_out, p_plain_out, plain_rows, K, False, 1, PLAIN_K, 1, False,
+                DEPENDENT,
+            )  # fmt: skip
+            return
+        program -= plain_rows
     T: tl.constexpr = 32 * WARPS
     WORDS: tl.constexpr = 16 * J * (2 * BITS + (0 if BITS == 8 else 1))  # int32 of one record
     thread = tl.arange(0, T)
@@ -88,7 +104,7 @@ def packed_linear_kernel(
     per_warp: tl.constexpr = (records + WARPS - 1) // WARPS
     MASKED: tl.constexpr = records % WARPS != 0
     first_record = warp * per_warp
-    slab = tl.program_id(0)
+    slab = program
     rows = slabs * 16
 
     zero = tl.zeros((T,), tl.int32)
@@ -97,8 +113,9 @@ def packed_linear_kernel(
     t1 = zero
     t2 = zero
     t3 = zero
-    if BITS == 4 and WINDOW:
-        t0, t1, t2, t3 = words4(p_table + (first_scale + lane) * 4)
+    p_levels = p_table
+    if BITS == 4 and WINDOW and not TABLES:
+        t0, t1, t2, t3 = words4(p_levels + (first_scale + lane) * 4)
     # int64: rows x bytes of a row pass 2^31 for the head of the larger models.
     p_record = p_weights + (slab.to(tl.int64) * records + tl.minimum(first_record, records - 1)) * WORDS
     v0, v1, v2, v3, v4, v5, v6, v7, scales = load_record(p_record, lane, BITS, J)
@@ -135,6 +152,10 @@ def packed_linear_kernel(
             e1 = tl.load(p_residual + o1).to(tl.float32)
             e2 = tl.load(p_residual + o0 + 8).to(tl.float32)
             e3 = tl.load(p_residual + o1 + 8).to(tl.float32)
+        if TABLES:
+            p_levels = p_table + tl.load(p_table_of + b) * 1024
+            if WINDOW:
+                t0, t1, t2, t3 = words4(p_levels + (first_scale + lane) * 4)
         for i in tl.range(0, per_warp):
             record = first_record + i
             m_live = record < records
@@ -159,8 +180,8 @@ def packed_linear_kernel(
                     if WINDOW:
                         l0, l1, l2, l3, h0, h1, h2, h3 = levels_by_shuffle(pair, first, t0, t1, t2, t3)
                     else:
-                        l0, l1, l2, l3 = words4(p_table + (pair & 255) * 4)
-                        h0, h1, h2, h3 = words4(p_table + (pair >> 8 & 255) * 4)
+                        l0, l1, l2, l3 = words4(p_levels + (pair & 255) * 4)
+                        h0, h1, h2, h3 = words4(p_levels + (pair >> 8 & 255) * 4)
                     p0, p1, p2, p3, n0, n1, n2, n3 = _multiply4(
                         c0, c1, c2, c3, l0, l1, l2, l3, h0, h1, h2, h3, x0, x1, x2, x3, p0, p1, p2, p3, n0, n1, n2, n3
                     )
@@ -211,14 +232,16 @@ def packed_linear_kernel(
 
 @triton.jit
 def portable_packed_linear_kernel(
-    p_x, p_x_scale, p_weights, p_table, p_channel_scale, p_residual, p_out, slabs, K: tl.constexpr,
-    BITS: tl.constexpr, C: tl.constexpr, RESIDUAL: tl.constexpr,
+    p_x, p_x_scale, p_weights, p_table, p_table_of, p_channel_scale, p_residual, p_out, slabs, K: tl.constexpr,
+    BITS: tl.constexpr, C: tl.constexpr, TABLES: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """One slab a program."""
     BYTES: tl.constexpr = C * (2 * BITS + (0 if BITS == 8 else 1))  # of one record
     slab = tl.program_id(0)
     row = tl.arange(0, 16)[:, None]
     acc = tl.zeros((16, 16), tl.int32)
+    if TABLES:
+        p_table += tl.load(p_table_of + slab) * 4096
     o_row = tl.arange(0, 16)[None, :]  # activations: eight rows, then eight of zeros, since tl.dot wants 16
     o_column = tl.arange(0, C)[:, None]
     for i in tl.range(0, K // C):

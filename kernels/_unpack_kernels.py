@@ -26,8 +26,8 @@ def _store16(p_words, w0, w1, w2, w3, m_live):
 
 @triton.jit
 def unpack_records_kernel(
-    p_weights, p_table, p_slabs, p_out, first_scale, K: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr,
-    WARPS: tl.constexpr, WINDOW: tl.constexpr,
+    p_weights, p_table, p_table_of, p_slabs, p_out, first_scale, K: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr,
+    WARPS: tl.constexpr, WINDOW: tl.constexpr, TABLES: tl.constexpr,
 ):  # fmt: skip
     """NVIDIA's form of `unpack_kernel`: a record a warp, WARPS neighbours a program; p_out is int32 [., K / 4]."""
     T: tl.constexpr = 32 * WARPS
@@ -38,6 +38,8 @@ def unpack_records_kernel(
     record = tl.program_id(1) * WARPS + thread // 32
     live = record < records
     slab = tl.load(p_slabs + tl.program_id(0)).to(tl.int64)
+    if TABLES:
+        p_table += tl.load(p_table_of + slab) * 1024
     zero = tl.zeros((T,), tl.int32)
     first = zero + first_scale
     t0 = zero
@@ -79,12 +81,17 @@ def unpack_records_kernel(
 
 
 @triton.jit
-def unpack_kernel(p_weights, p_table, p_slabs, p_out, K: tl.constexpr, BITS: tl.constexpr, C: tl.constexpr):
+def unpack_kernel(
+    p_weights, p_table, p_table_of, p_slabs, p_out, K: tl.constexpr, BITS: tl.constexpr, C: tl.constexpr,
+    TABLES: tl.constexpr,
+):  # fmt: skip
     """The int8 grid of chosen slabs: program (i, r) writes record r of slab p_slabs[i] to rows 16 i of p_out [., K]."""
     BYTES: tl.constexpr = C * (2 * BITS + (0 if BITS == 8 else 1))
     i = tl.program_id(0)
     record = tl.program_id(1)
     slab = tl.load(p_slabs + i).to(tl.int64)
+    if TABLES:
+        p_table += tl.load(p_table_of + slab) * 4096
     grid = record_grid(p_weights + (slab * (K // C) + record) * BYTES, p_table, BITS, C)
     o_row = i.to(tl.int64) * 16 + tl.arange(0, 16)[:, None]
     tl.store(p_out + o_row * K + record * C + tl.arange(0, C)[None, :], grid)

@@ -125,7 +125,7 @@ def float_linear(
     """
     from . import _float_linear_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
-    _check(x, weight, residual, out)
+    check(x, weight, residual, out)
     rows, columns = weight.shape
     launch = launch or launch_for(rows, columns, weight.dtype)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
@@ -143,7 +143,8 @@ def _power_of_two(number):
     return 1 << (number - 1).bit_length()
 
 
-def _check(x, weight, residual, out):
+def check(x: Tensor, weight: Tensor, residual: Tensor | None, out: Tensor):
+    """Raises ValueError where `float_linear` would."""
     reason = why_not(weight)
     if reason is not None:
         raise ValueError(reason)

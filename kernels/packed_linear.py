@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import float_linear
 from .packed import Layout
 
 WINDOW = 32  # scale bytes whose levels are kept in registers
@@ -46,8 +47,10 @@ class PackedWeight:
 
     storage        uint8 [layout.bytes], records
     channel_scale  float32 [N]
-    table          4 bits: int32 [256, 4], a scale byte's magnitudes (negative levels, then the others); else empty
+    table          4 bits: int32 [tables, 256, 4], a scale byte's magnitudes (negative levels, then the others); else
+                   empty
     window         4 bits: the first scale byte of the 32 that all groups use, or -1 if they spread wider
+    table_of       int32 [N / 16], the table of each slab, where there are several; else None
     """
 
     storage: Tensor
@@ -55,6 +58,34 @@ class PackedWeight:
     channel_scale: Tensor
     table: Tensor
     window: int
+    table_of: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class PlainRows:
+    """A small plain matrix that runs in the same launch, one row a block: y = x W^T (kernels/float_linear.py).
+
+    x [8, K] and weight [R, K] contiguous in one float dtype; out [8, R] contiguous in that dtype or fp32.
+    """
+
+    x: Tensor
+    weight: Tensor
+    out: Tensor
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a matrix is spread over the GPU.
+
+    warps   of a block, along K
+    blocks  at most; each walks every blocks-th slab
+    early   the next record's loads are held at the top of the loop, at the price of registers: 128 where the compiler
+            would take 82 to 122 and move them behind half of the products
+    """
+
+    warps: int
+    blocks: int
+    early: bool
 
 
 def magnitude_table(levels: Tensor) -> Tensor:
@@ -82,8 +113,9 @@ def packed_linear(
     weight: PackedWeight,
     *,
     residual: Tensor | None = None,
+    plain: PlainRows | None = None,
     out: Tensor,
-    config: tuple[int, int],
+    config: Config,
     portable: bool = False,
     dependent: bool = False,
 ) -> Tensor:
@@ -92,7 +124,8 @@ def packed_linear(
     x8         int8 [K / 64, 8, 64] contiguous, x_scale float32 [8] (kernels/prepare.py)
     residual   [8, N] contiguous in out's dtype, added before the one rounding; may be `out` itself
     out        [8, N] contiguous, bf16 or fp32
-    config     (warps along K, most blocks): changes the time, never the bits
+    plain      a few plain rows beside it (not with `portable`)
+    config     changes the time, never the bits of the packed rows
     portable   the form for every backend; the other one is for NVIDIA
     dependent  launched as a programmatic dependent of the kernel before it
     """
@@ -100,26 +133,35 @@ def packed_linear(
 
     layout = weight.layout
     _check(x8, x_scale, weight, residual, out)
-    warps, blocks = config
     slabs = layout.rows // 16
-    grid = (min(blocks, slabs),)
-    has_residual = residual is not None
-    arguments = (x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table)
-    arguments += (weight.channel_scale, residual if has_residual else out, out, slabs)
+    tables = weight.table_of is not None
+    table_of = weight.table_of if tables else weight.table
+    behind = (table_of, weight.channel_scale, out if residual is None else residual, out)
     # Products must not be contracted with the residual's addition: each is rounded by contract.
     options = {"enable_fp_fusion": False}
+    constants = {"BITS": layout.bits, "TABLES": tables, "RESIDUAL": residual is not None}
     if portable:
-        arguments = (x8, x_scale, weight.storage, weight.table.view(torch.uint8), *arguments[4:], layout.columns)
+        if plain is not None:
+            raise ValueError("the portable form runs no plain rows: call float_linear for them")
         _kernels.portable_packed_linear_kernel[(slabs,)](
-            *arguments, BITS=layout.bits, C=layout.record_columns, RESIDUAL=has_residual, num_warps=4, **options
-        )
+            x8, x_scale, weight.storage, weight.table.view(torch.uint8), *behind, slabs, layout.columns,
+            C=layout.record_columns, num_warps=4, **constants, **options,
+        )  # fmt: skip
         return out
     if dependent:
         options["launch_pdl"] = True
-    _kernels.packed_linear_kernel[grid](
-        *arguments, grid[0], max(weight.window, 0), K=layout.columns, BITS=layout.bits,
-        J=layout.record_columns // 64, WARPS=warps,  WINDOW=weight.window >= 0,
-        RESIDUAL=has_residual, DEPENDENT=dependent, num_warps=warps, **options,
+    blocks, plain_rows = min(config.blocks, slabs), 0
+    beside = (out, out, out)
+    if plain is not None:
+        float_linear.check(plain.x, plain.weight, None, plain.out)
+        beside, plain_rows = (plain.x, plain.weight, plain.out), plain.weight.shape[0]
+        launch = float_linear.sum_launch(1, config.warps, plain.weight.dtype)
+    _kernels.packed_linear_kernel[(plain_rows + blocks,)](
+        x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table, *behind, *beside,
+        slabs, blocks, max(weight.window, 0), plain_rows,
+        K=layout.columns, J=layout.record_columns // 64, WARPS=config.warps, WINDOW=weight.window >= 0,
+        EARLY=config.early, PLAIN=plain is not None, PLAIN_K=0 if plain is None else launch.block_k,
+        DEPENDENT=dependent, num_warps=config.warps, **constants, **options,
     )  # fmt: skip
     return out
 
@@ -134,26 +176,36 @@ def unpack(weight: PackedWeight, slabs: Tensor, *, portable: bool = False) -> Te
     layout = weight.layout
     out = torch.empty(slabs.numel() * 16, layout.columns, dtype=torch.int8, device=weight.storage.device)
     records = layout.columns // layout.record_columns
+    tables = weight.table_of is not None
+    table_of = weight.table_of if tables else weight.table
     if portable:
         _kernels.unpack_kernel[(slabs.numel(), records)](
-            weight.storage, weight.table.view(torch.uint8), slabs, out,
-            K=layout.columns, BITS=layout.bits, C=layout.record_columns, num_warps=4,
+            weight.storage, weight.table.view(torch.uint8), table_of, slabs, out,
+            K=layout.columns, BITS=layout.bits, C=layout.record_columns, TABLES=tables, num_warps=4,
         )  # fmt: skip
         return out
     warps = 4
     _kernels.unpack_records_kernel[(slabs.numel(), -(-records // warps))](
-        weight.storage.view(torch.int32), weight.table, slabs, out.view(torch.int32), max(weight.window, 0),
+        weight.storage.view(torch.int32), weight.table, table_of, slabs, out.view(torch.int32), max(weight.window, 0),
         K=layout.columns, BITS=layout.bits, J=layout.record_columns // 64, WARPS=warps, WINDOW=weight.window >= 0,
-        num_warps=warps,
+        TABLES=tables, num_warps=warps,
     )  # fmt: skip
     return out
 
 
-def launch_config(layout: Layout, multiprocessors: int) -> tuple[int, int]:
-    """(warps, blocks) for a shape; measured by benchmarks/linear_sweep.py on one H200."""
-    if layout.rows <= 4096 or (layout.bits == 6 and layout.rows <= 8192):
-        return 8, 3 * multiprocessors  # few slabs: more warps on each
-    return 4, 5 * multiprocessors
+def launch_config(layout: Layout, multiprocessors: int) -> Config:
+    """The configuration of a shape; measured by benchmarks/linear_sweep.py on one H200, see benchmarks/README.md."""
+    if layout.bits == 4:
+        if layout.rows <= 4096:
+            return Config(8, layout.rows, layout.columns <= 4096)
+        if layout.rows <= 10240:
+            return Config(4, 4 * multiprocessors, layout.columns <= 4096)
+        if layout.rows <= 18432 and layout.columns > 4096:
+            return Config(1, 16 * multiprocessors, False)
+        return Config(2, 8 * multiprocessors, False)
+    if layout.rows <= 4096:
+        return Config(8, layout.rows, True)
+    return Config(4, layout.rows, True)  # a block for each slab
 
 
 def _check(x8, x_scale, weight, residual, out):
@@ -167,6 +219,8 @@ def _check(x8, x_scale, weight, residual, out):
     }
     if residual is not None:
         wanted["residual"] = (residual, (8, layout.rows), (out.dtype,))
+    if weight.table_of is not None:
+        wanted["table_of"] = (weight.table_of, (layout.rows // 16,), (torch.int32,))
     for name, (tensor, shape, dtypes) in wanted.items():
         if tuple(tensor.shape) != shape or tensor.dtype not in dtypes or not tensor.is_contiguous():
             raise ValueError(

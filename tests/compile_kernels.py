@@ -75,7 +75,8 @@ def prepare_variants(kernel, target):
 
 def packed_source(kernel, **constants):
     pointers = {"p_x": "i32", "p_x_scale": "fp32", "p_weights": "i32", "p_table": "i32", "p_channel_scale": "fp32"}
-    pointers |= {"p_residual": "bf16", "p_out": "bf16", "p_slabs": "i32"}
+    pointers |= {"p_table_of": "i32", "p_residual": "bf16", "p_out": "bf16", "p_slabs": "i32"}
+    pointers |= {"p_plain_x": "bf16", "p_plain": "bf16", "p_plain_out": "bf16"}
     if "C" in constants:  # the portable form and unpacking read bytes
         pointers |= {"p_x": "i8", "p_weights": "u8", "p_table": "u8"}
     if "p_slabs" in kernel.arg_names:  # unpacking writes the grid, as bytes or as words of four
@@ -92,18 +93,19 @@ def packed_variants(module, target):
         common = {"K": columns * 3, "BITS": bits}
         plain = {"num_warps": 4, "enable_fp_fusion": False}
         portable = module.portable_packed_linear_kernel
-        yield packed_source(portable, C=columns, RESIDUAL=True, **common), plain
+        yield packed_source(portable, C=columns, RESIDUAL=True, TABLES=bits == 4, **common), plain
         unpacking = kernel_module("_unpack_kernels")
-        yield packed_source(unpacking.unpack_kernel, C=columns, **common), {"num_warps": 4}
+        yield packed_source(unpacking.unpack_kernel, C=columns, TABLES=bits == 4, **common), {"num_warps": 4}
         if target.backend != "cuda":
             continue
         for window in {True, False} if bits == 4 else {False}:
             dependent = target.arch >= 90
-            flags = {"WINDOW": window, "RESIDUAL": True, "DEPENDENT": dependent, "WARPS": 4, "J": columns // 64}
             options = plain | ({"launch_pdl": True} if dependent else {})
-            yield packed_source(module.packed_linear_kernel, **common, **flags), options
-            flags = {"WINDOW": window, "WARPS": 4, "J": columns // 64}
-            yield packed_source(unpacking.unpack_records_kernel, **common, **flags), {"num_warps": 4}
+            shape = {"WARPS": 4, "J": columns // 64, "WINDOW": window, "TABLES": bits == 4 and window}
+            for early in (False, True):
+                flags = {"RESIDUAL": early, "EARLY": early, "PLAIN": not early, "PLAIN_K": 1024, "DEPENDENT": dependent}
+                yield packed_source(module.packed_linear_kernel, **common, **shape, **flags), options
+            yield packed_source(unpacking.unpack_records_kernel, **common, **shape), {"num_warps": 4}
 
 
 def gemm_variants(kernel, target):

@@ -133,7 +133,7 @@ def test_the_kernels_path_computes_what_the_torch_path_does(packed, monkeypatch)
     records = trunk_of(packed)
     assert isinstance(records.head.matrices[0][0], RecordLinear)
     assert len(records.blocks[0].mlp.gate_up.matrices) == 1  # gate and up are one matrix
-    assert len(records.blocks[0].mixer.inputs.matrices) == 3  # qkv and z stacked; b and a plain
+    assert len(records.blocks[0].mixer.inputs.matrices) == 2  # qkv and z stacked; b and a plain, stacked too
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
     assert torch.equal(records.embed(ids), grid_form.embed(ids))
     # The norm's sum and SwiGLU's exponential may round apart, which can move single activation codes by one.

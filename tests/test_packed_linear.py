@@ -7,7 +7,7 @@ import pytest
 import torch
 from fastqwen.kernels import packed, packed_linear
 from fastqwen.kernels.packed import Layout
-from fastqwen.kernels.packed_linear import PackedWeight, magnitude_table, reference, scale_window
+from fastqwen.kernels.packed_linear import Config, PackedWeight, PlainRows, magnitude_table, reference, scale_window
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -21,6 +21,7 @@ FORMS = [pytest.param(True, id="portable"), pytest.param(False, id="nvidia", mar
 DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16", marks=pytest.mark.gpu)]
 # K with one record, an odd number of them, wide and narrow records; N down to one slab.
 SHAPES = [(16, 256), (48, 768), (64, 1024), (16, 2560), (32, 3584)]
+SOME = Config(4, 40, True)
 LARGE = [(512, 5120), (512, 9216), (4096, 4096), (512, 12288), (528, 17408)]
 
 
@@ -39,7 +40,7 @@ def random_weight(bits, rows, columns, seed=0, scales=(0x58, 0x70)):
     levels = packed.level_table(CODEBOOK, 4 if bits == 8 else bits)
     grid = packed.grid_of(codes, scale_bytes, layout, levels).clone()
     window = scale_window(scale_bytes) if bits == 4 else -1
-    table = magnitude_table(levels) if bits == 4 else torch.empty(0, dtype=torch.int32)
+    table = magnitude_table(levels)[None] if bits == 4 else torch.empty(0, dtype=torch.int32)
     packed.to_records(storage, layout)
     channel_scale = torch.rand(rows, generator=generator(seed + 2)) * 1e-2 + 1e-4
     return PackedWeight(storage.to(DEVICE), layout, channel_scale.to(DEVICE), table.to(DEVICE), window), grid
@@ -58,7 +59,7 @@ def kernel_order(x8):
     return x8.view(8, -1, 64).transpose(0, 1).contiguous().to(DEVICE)
 
 
-def run(weight, x8, x_scale, *, portable, config=(4, 40), residual=None, dtype=torch.float32):
+def run(weight, x8, x_scale, *, portable, config=SOME, residual=None, dtype=torch.float32):
     out = torch.full((8, weight.layout.rows), float("nan"), dtype=dtype, device=DEVICE)
     residual = None if residual is None else residual.to(DEVICE)
     result = packed_linear.packed_linear(
@@ -80,11 +81,12 @@ def test_every_shape_is_exact(portable, bits, rows, columns):
 @pytest.mark.gpu
 @pytest.mark.parametrize("bits", [4, 6, 8])
 @pytest.mark.parametrize("config", [(1, 1), (1, 132), (2, 3), (4, 264), (8, 7), (8, 999), (16, 132)])
-def test_every_split_is_exact(bits, config):
+@pytest.mark.parametrize("early", [False, True])
+def test_every_split_is_exact(bits, config, early):
     weight, grid = random_weight(bits, 1040, 2560, scales=(0x58, 0x70) if bits == 4 else (0x30, 0x4C))
     x8, x_scale = random_rows(2560)
     wanted = reference(x8, x_scale, grid, weight.channel_scale.cpu())
-    assert torch.equal(run(weight, x8, x_scale, portable=False, config=config), wanted)
+    assert torch.equal(run(weight, x8, x_scale, portable=False, config=Config(*config, early)), wanted)
 
 
 @pytest.mark.parametrize("portable", FORMS)
@@ -122,7 +124,7 @@ def test_every_scale_byte_and_code_is_decoded_exactly(portable):
         storage = torch.cat([packed.bytes_of(codes, layout).flatten(), scales.flatten()])
         levels = packed.level_table(CODEBOOK, bits)
         grid = packed.grid_of(packed.bytes_of(codes, layout), scales, layout, levels)
-        table = magnitude_table(levels) if bits == 4 else torch.empty(0, dtype=torch.int32)
+        table = magnitude_table(levels)[None] if bits == 4 else torch.empty(0, dtype=torch.int32)
         packed.to_records(storage, layout)
         weight = PackedWeight(storage.to(DEVICE), layout, torch.ones(rows, device=DEVICE), table.to(DEVICE), -1)
         x8, x_scale = random_rows(columns)
@@ -140,6 +142,82 @@ def test_unpacked_slabs_are_the_grid(bits, rows, columns, scales, portable):
     slabs = torch.tensor([1, 0, 1], dtype=torch.int32, device=DEVICE)
     found = packed_linear.unpack(weight, slabs, portable=portable).cpu()
     assert torch.equal(found, torch.cat([grid[16:32], grid[:16], grid[16:32]]))
+
+
+def stacked(columns=768, scales=(0x58, 0x70)):
+    """Three 4-bit matrices with codebooks of their own as one: (PackedWeight, int8 grid)."""
+    parts, tables, grids, counts = [], [], [], (16, 48, 32)
+    for index, rows in enumerate(counts):
+        layout = Layout(4, rows, columns)
+        storage = torch.randint(0, 256, (layout.bytes,), dtype=torch.uint8, generator=generator(index))
+        split = rows * layout.code_bytes
+        drawn = torch.randint(*scales, storage[split:].shape, generator=generator(index + 10))
+        storage[split:] = drawn.to(torch.uint8)
+        levels = packed.level_table(CODEBOOK * (1 - 0.2 * index), 4)
+        grids.append(packed.grid_of(storage[:split].view(rows, -1), storage[split:].view(rows, -1), layout, levels))
+        tables.append(magnitude_table(levels))
+        packed.to_records(storage, layout)
+        parts.append(storage)
+    layout = Layout(4, sum(counts), columns)
+    table_of = torch.repeat_interleave(torch.arange(3, dtype=torch.int32), torch.tensor([n // 16 for n in counts]))
+    window = scales[0] if scales[1] - scales[0] < 32 else -1
+    weight = PackedWeight(
+        torch.cat(parts).to(DEVICE), layout, torch.rand(layout.rows, generator=generator(7)).to(DEVICE),
+        torch.stack(tables).to(DEVICE), window, table_of.to(DEVICE),
+    )  # fmt: skip
+    return weight, torch.cat(grids)
+
+
+@pytest.mark.parametrize("portable", FORMS)
+@pytest.mark.parametrize("scales", [(0x58, 0x70), (0, 0x7F)], ids=["window", "any"])
+def test_stacked_matrices_keep_their_own_levels(portable, scales):
+    weight, grid = stacked(scales=scales)
+    x8, x_scale = random_rows(768)
+    wanted = reference(x8, x_scale, grid, weight.channel_scale.cpu())
+    for blocks in (1, 2, 40):
+        config = Config(4, blocks, blocks == 1)
+        assert torch.equal(run(weight, x8, x_scale, portable=portable, config=config), wanted)
+    slabs = torch.tensor([5, 0, 1, 3], dtype=torch.int32, device=DEVICE)
+    found = packed_linear.unpack(weight, slabs, portable=portable).cpu()
+    assert torch.equal(found, grid.view(-1, 16, 768)[slabs.cpu().long()].flatten(0, 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("warps", [1, 2, 4, 8])
+@pytest.mark.parametrize("columns,plain_rows", [(768, 1), (4096, 64), (5120, 96)])
+def test_plain_rows_run_beside_packed_ones_and_each_slot_alone(warps, columns, plain_rows):
+    weight, grid = random_weight(4, 1040, columns)
+    x8, x_scale = random_rows(columns)
+    x = torch.randn(8, columns, generator=generator(3)).bfloat16().to(DEVICE)
+    plain = torch.randn(plain_rows, columns, generator=generator(4)).bfloat16().to(DEVICE)
+
+    def both(x):
+        out = torch.full((8, 1040), float("nan"), device=DEVICE)
+        beside = PlainRows(x, plain, torch.full((8, plain_rows), float("nan"), device=DEVICE))
+        packed_linear.packed_linear(
+            kernel_order(x8), x_scale.to(DEVICE), weight, plain=beside, out=out, config=Config(warps, 99, False)
+        )  # fmt: skip
+        return out.cpu(), beside.out
+
+    out, found = both(x)
+    assert torch.equal(out, reference(x8, x_scale, grid, weight.channel_scale.cpu()))
+    wanted = x.double() @ plain.double().T
+    bound = columns * 2.0**-24 * (x.double().abs() @ plain.double().abs().T)  # a sum of K exact products in float32
+    assert ((found.double() - wanted).abs() <= bound).all()
+    lone = torch.zeros_like(x)
+    lone[5] = x[2]
+    assert torch.equal(both(lone)[1][5], found[2])
+
+
+def test_plain_rows_are_refused_by_the_portable_form():
+    weight, _ = random_weight(4, 16, 256)
+    x8, x_scale = random_rows(256)
+    beside = PlainRows(*(torch.zeros(8, 256, device=DEVICE),) * 3)
+    with pytest.raises(ValueError, match="call float_linear"):
+        packed_linear.packed_linear(
+            kernel_order(x8), x_scale.to(DEVICE), weight, plain=beside, out=torch.empty(8, 16, device=DEVICE),
+            config=Config(4, 8, False), portable=True,
+        )  # fmt: skip
 
 
 def test_window_holds_thirty_two_neighbouring_bytes_or_says_no():
@@ -172,6 +250,6 @@ def test_wrong_inputs_are_refused_by_name(what):
     call = good | bad
     with pytest.raises(ValueError, match="out" if what == "strides" else what):
         packed_linear.packed_linear(
-            call["x8"], call["x_scale"], weight, residual=call["residual"], out=call["out"], config=(4, 8),
+            call["x8"], call["x_scale"], weight, residual=call["residual"], out=call["out"], config=Config(4, 8, False),
             portable=not ON_GPU,
         )  # fmt: skip

@@ -83,12 +83,14 @@ def _wrong_packed(device) -> str | None:
         views = storage[:codes_end].view(48, -1), storage[codes_end:].view(48, -1)
         grid = packed.grid_of(*views, layout, levels).clone()
         packed.to_records(storage, layout)
-        table = packed_linear.magnitude_table(levels) if bits == 4 else torch.empty(0, dtype=torch.int32)
+        table = packed_linear.magnitude_table(levels)[None] if bits == 4 else torch.empty(0, dtype=torch.int32)
         scale = torch.rand(48, generator=generator) + 0.1
         window = 0x30 if bits == 4 else -1
         weight = packed_linear.PackedWeight(storage.to(device), layout, scale.to(device), table.to(device), window)
         out = torch.empty(8, 48, device=device)
-        packed_linear.packed_linear(prepared.x8, prepared.x_scale, weight, out=out, config=(4, 8))
+        packed_linear.packed_linear(
+            prepared.x8, prepared.x_scale, weight, out=out, config=packed_linear.Config(4, 8, bits != 4)
+        )
         wanted = packed_linear.reference(x8.cpu(), prepared.x_scale.cpu(), grid, scale)
         if not torch.equal(out.cpu(), wanted):
             return f"{bits}-bit products differ"

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..kernels import int8_gemm, packed, packed_linear, rotation
 from ..kernels.int8_matmul import int8_matmul, scaled
 from ..kernels.packed import Layout
-from ..kernels.packed_linear import PackedWeight
+from ..kernels.packed_linear import PackedWeight, PlainRows
 from .decode import Grid, to_grid
 from .stored import StoredLayer
 
@@ -75,22 +75,40 @@ class RecordLinear(PackedLinear):
             part[codes.numel() :] = scales.reshape(-1).to(device)
             packed.to_records(part, layout)
             start += layout.bytes
-        table, window = torch.empty(0, dtype=torch.int32), -1
+        table, window, table_of = torch.empty(0, dtype=torch.int32), -1, None
         if bits == 4:
-            levels = packed.level_codebook(group[0].codebook)[_relabel(group[0].codebook).argsort()]
-            table = packed_linear.magnitude_table(packed.level_table(levels, 4))
+            table, table_of = _tables(group)
             bytes_used = torch.cat([_e4m3_bytes(stored.scales).unique() for stored in group])
             window = packed_linear.scale_window(bytes_used)
+            table_of = None if table_of is None else table_of.to(device)
         channel_scale = torch.cat([stored.channel_scale for stored in group]).to(device)
         whole = Layout(bits, sum(layout.rows for layout in layouts), columns)
-        return cls(PackedWeight(storage, whole, channel_scale, table.to(device), window), group[0].rotated)
+        weight = PackedWeight(storage, whole, channel_scale, table.to(device), window, table_of)
+        return cls(weight, group[0].rotated)
 
-    def decode(self, x8: Tensor, x_scale: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """x8 int8 [K / 64, 8, 64], x_scale float32 [8], residual [8, N] or None -> [8, N] in `dtype`."""
+    @property
+    def takes_plain_rows(self) -> bool:
+        """Whether a small plain matrix on the same input can run in the launch of `decode`."""
+        return not self._portable
+
+    def decode(
+        self,
+        x8: Tensor,
+        x_scale: Tensor,
+        residual: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        plain: PlainRows | None = None,
+    ) -> Tensor:
+        """x8 int8 [K / 64, 8, 64], x_scale float32 [8], residual [8, N] or None -> [8, N] in `dtype`.
+
+        plain   a few plain rows to run in the same launch, only where `takes_plain_rows`
+        """
         out = torch.empty(8, self.weight.layout.rows, dtype=dtype, device=x8.device)
         return packed_linear.packed_linear(
-            x8, x_scale, self.weight, residual=residual, out=out, config=self._config, portable=self._portable
-        )
+            x8, x_scale, self.weight, residual=residual, plain=plain, out=out, config=self._config,
+            portable=self._portable,
+        )  # fmt: skip
 
     def __call__(self, x8: Tensor, x_scale: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
         out = torch.empty(x8.shape[0], self.weight.layout.rows, dtype=dtype, device=x8.device)
@@ -141,9 +159,25 @@ def as_int8(stored: StoredLayer) -> StoredLayer:
 
 
 def stack_key(stored: StoredLayer) -> tuple:
-    """Layers with equal keys can be one matrix: same width of codes, same input, same levels."""
-    codebook = None if stored.codebook is None else tuple(stored.codebook.tolist())
-    return stored.format, stored.columns, stored.rotated, codebook
+    """Layers with equal keys can be one matrix: same width of codes, same input."""
+    return stored.format, stored.columns, stored.rotated
+
+
+def _tables(group: Sequence[StoredLayer]) -> tuple[Tensor, Tensor | None]:
+    """Magnitudes int32 [tables, 256, 4] of the codebooks of a stack of 4-bit layers, and the table of each slab."""
+    codebooks: list[Tensor] = []
+    table_of = []
+    for stored in group:
+        codebook = packed.level_codebook(stored.codebook)
+        known = [index for index, other in enumerate(codebooks) if torch.equal(other, codebook)]
+        if not known:
+            codebooks.append(codebook)
+        table_of += [known[0] if known else len(codebooks) - 1] * (stored.rows // packed.SLAB)
+    tables = [
+        packed_linear.magnitude_table(packed.level_table(codebook[_relabel(codebook).argsort()], 4))
+        for codebook in codebooks
+    ]
+    return torch.stack(tables), torch.tensor(table_of, dtype=torch.int32) if len(tables) > 1 else None
 
 
 def _row_bytes(stored: StoredLayer) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels import prepare
+from ..kernels.float_linear import FEW_ROWS
+from ..kernels.packed_linear import PlainRows
 from ..kernels.rms_norm import rms_norm
-from ..kernels.rows import each_row
+from ..kernels.rows import SLOTS, each_row
 from .linear import Linear
 from .packed_linear import PackedLinear, RecordLinear
 
@@ -83,15 +85,29 @@ class Projection:
         prepared = {rotated: self._launch_preparation(x, rotated) for rotated in self._rotations}
         plain = next((ready.normed for ready in prepared.values()), None)
         results: list[Tensor] = []
-        for matrix, sizes in self.matrices:
+        done = None  # what a plain matrix gave that ran in the launch of the packed one before it
+        for index, (matrix, sizes) in enumerate(self.matrices):
             if isinstance(matrix, RecordLinear):
-                ready = prepared[matrix.rotated]
-                result = matrix.decode(ready.x8, ready.x_scale, residual, x.dtype)
+                ready, beside = prepared[matrix.rotated], None
+                if plain is not None and self._runs_beside(index):
+                    following = self.matrices[index + 1][0].weight
+                    done = x.new_empty(SLOTS, following.shape[0])
+                    beside = PlainRows(plain, following, done)
+                result = matrix.decode(ready.x8, ready.x_scale, residual, x.dtype, plain=beside)
+            elif done is not None:
+                result, done = done, None
             else:
                 plain = self._plain_rows(x, rows) if plain is None else plain
                 result = self._decode_plain(matrix, plain, rows, residual)
             results += result.split(sizes, -1)
         return tuple(results)
+
+    def _runs_beside(self, index):
+        """Whether the matrix behind packed matrix `index` is a small plain one for the same launch."""
+        if index + 1 == len(self.matrices) or not self.matrices[index][0].takes_plain_rows:
+            return False
+        following = self.matrices[index + 1][0]
+        return isinstance(following, Linear) and following.by_kernel and following.weight.shape[0] <= FEW_ROWS
 
     def _prepare_rows(self, rows, rotated):
         if self._by_kernel:

@@ -91,7 +91,11 @@ class Reader:
             original = self._stored(name)
             if isinstance(original, Linear):
                 end_stack()
-                found.append((original, (original.weight.shape[0],)))
+                rows = (original.weight.shape[0],)
+                if found and isinstance(found[-1][0], Linear):
+                    before, sizes = found.pop()
+                    original, rows = Linear(torch.cat([before.weight, original.weight])), (*sizes, *rows)
+                found.append((original, rows))
                 continue
             stored = self._for_kernels(original)
             if stored is None:
