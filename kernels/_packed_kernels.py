@@ -138,7 +138,8 @@ def packed_linear_kernel(
         n1 = zero
         n2 = zero
         n3 = zero
-        # What the end of the slab needs is asked for here: behind the products it would be waited for.
+        # What the end of the slab needs is asked for here: behind the products it would be waited for
+        # (and so it would where it is converted).
         row = b * 16 + o_out // 4
         scale0 = next_scale0
         scale1 = next_scale1
@@ -148,10 +149,10 @@ def packed_linear_kernel(
         o0 = m * rows + row
         o1 = o0 + rows
         if RESIDUAL:
-            e0 = tl.load(p_residual + o0).to(tl.float32)
-            e1 = tl.load(p_residual + o1).to(tl.float32)
-            e2 = tl.load(p_residual + o0 + 8).to(tl.float32)
-            e3 = tl.load(p_residual + o1 + 8).to(tl.float32)
+            e0 = tl.load(p_residual + o0)
+            e1 = tl.load(p_residual + o1)
+            e2 = tl.load(p_residual + o0 + 8)
+            e3 = tl.load(p_residual + o1 + 8)
         if TABLES:
             p_levels = p_table + tl.load(p_table_of + b) * 1024
             if WINDOW:
@@ -220,10 +221,10 @@ def packed_linear_kernel(
         y2 = a2 * scale1 * x_scale0
         y3 = a3 * scale1 * x_scale1
         if RESIDUAL:
-            y0 += e0
-            y1 += e1
-            y2 += e2
-            y3 += e3
+            y0 += e0.to(tl.float32)
+            y1 += e1.to(tl.float32)
+            y2 += e2.to(tl.float32)
+            y3 += e3.to(tl.float32)
         tl.store(p_out + o0, y0.to(p_out.dtype.element_ty))
         tl.store(p_out + o1, y1.to(p_out.dtype.element_ty))
         tl.store(p_out + o0 + 8, y2.to(p_out.dtype.element_ty))

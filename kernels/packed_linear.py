@@ -150,6 +150,8 @@ def packed_linear(
         return out
     if dependent:
         options["launch_pdl"] = True
+    # With a residual's addresses too, early loads of 4 bits take 150 registers: one block of eight warps at a time.
+    early = config.early and (residual is None or layout.bits != 4)
     blocks, plain_rows = min(config.blocks, slabs), 0
     beside = (out, out, out)
     if plain is not None:
@@ -160,7 +162,7 @@ def packed_linear(
         x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table, *behind, *beside,
         slabs, blocks, max(weight.window, 0), plain_rows,
         K=layout.columns, J=layout.record_columns // 64, WARPS=config.warps, WINDOW=weight.window >= 0,
-        EARLY=config.early, PLAIN=plain is not None, PLAIN_K=0 if plain is None else launch.block_k,
+        EARLY=early, PLAIN=plain is not None, PLAIN_K=0 if plain is None else launch.block_k,
         DEPENDENT=dependent, num_warps=config.warps, **constants, **options,
     )  # fmt: skip
     return out
@@ -195,17 +197,14 @@ def unpack(weight: PackedWeight, slabs: Tensor, *, portable: bool = False) -> Te
 
 def launch_config(layout: Layout, multiprocessors: int) -> Config:
     """The configuration of a shape; measured by benchmarks/linear_sweep.py on one H200, see benchmarks/README.md."""
-    if layout.bits == 4:
-        if layout.rows <= 4096:
-            return Config(8, layout.rows, layout.columns <= 4096)
-        if layout.rows <= 10240:
-            return Config(4, 4 * multiprocessors, layout.columns <= 4096)
-        if layout.rows <= 18432 and layout.columns > 4096:
-            return Config(1, 16 * multiprocessors, False)
+    if layout.bits != 4:
+        return Config(8 if layout.rows <= 4096 else 4, layout.rows, True)  # a block for each slab
+    if layout.rows <= 4096 or layout.columns >= 3 * layout.rows:
+        return Config(8, layout.rows, layout.columns <= 4096)
+    all_at_once = layout.rows <= 16 * 8 * multiprocessors  # with two warps a slab
+    if layout.rows > 10240 and (all_at_once or layout.rows > 32768):
         return Config(2, 8 * multiprocessors, False)
-    if layout.rows <= 4096:
-        return Config(8, layout.rows, True)
-    return Config(4, layout.rows, True)  # a block for each slab
+    return Config(4, 4 * multiprocessors, layout.columns <= 4096)
 
 
 def _check(x8, x_scale, weight, residual, out):
