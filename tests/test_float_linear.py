@@ -16,7 +16,7 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 gpu = pytest.mark.gpu
 DOT = Launch("dot", 32, 64, 4, 3)
 # (N, K): one row, ends within a block, one step and many, steps that K does not fill
-SHAPES = [(1, 256), (16, 768), (33, 1024), (33, 2560), (512, 256), (16, 3584)]
+SHAPES = [(1, 256), (16, 768), (33, 1024), (33, 2560), (144, 256), (16, 3584)]
 LARGE = [(64, 4096), (96, 5120), (512, 4096), (4096, 4096), (12288, 4096), (40000, 1088)]
 SIZES = SHAPES + [pytest.param(*shape, marks=gpu) for shape in LARGE]
 

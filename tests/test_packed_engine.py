@@ -16,7 +16,7 @@ from fastqwen.weights.packed_linear import PackedLinear, RecordLinear
 from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "linear_value_head_dim": 64}
+WIDE = tiny.ONE_OF_EACH | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "linear_value_head_dim": 64}
 FORMATS = ("w4a8", "w6a8", "int8")
 ENCODER_ERROR = {"w4a8": 0.071, "w6a8": 0.020, "int8": 0.007}  # relative L2 on Gaussian weights, tests/test_quantize.py
 
@@ -134,7 +134,7 @@ def test_the_kernels_path_computes_what_the_torch_path_does(packed, monkeypatch)
     assert isinstance(records.head.matrices[0][0], RecordLinear)
     assert len(records.blocks[0].mlp.gate_up.matrices) == 1  # gate and up are one matrix
     assert len(records.blocks[0].mixer.inputs.matrices) == 2  # qkv and z stacked; b and a plain, stacked too
-    ids = [3, 1, 4, 1, 5, 9, 2, 6]
+    ids = [3, 1, 4]
     assert torch.equal(records.embed(ids), grid_form.embed(ids))
     # The norm's sum and SwiGLU's exponential may round apart, which can move single activation codes by one.
     assert relative(logits(records, ids), logits(grid_form, ids)) < 2e-3
@@ -142,12 +142,12 @@ def test_the_kernels_path_computes_what_the_torch_path_does(packed, monkeypatch)
         states = [trunk.new_state(32) for trunk in (records, grid_form)]
         for trunk, state in zip((records, grid_form), states, strict=True):
             trunk.prefill(trunk.embed(ids), state)
-        tokens, tree = [7, 8, 9, 10], Tree((2, 1))
+        tokens, tree = [7, 8, 9], Tree((2,))
         found, wanted = (
             trunk.verify(tokens, tree.parents, state)[1]
             for trunk, state in zip((records, grid_form), states, strict=True)
         )
-    assert relative(found[:4], wanted[:4]) < 2e-3
+    assert relative(found[:3], wanted[:3]) < 2e-3
 
 
 def test_quantising_while_loading_gives_the_bits_of_the_written_file(folder, packed):

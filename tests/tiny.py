@@ -21,6 +21,10 @@ SHAPES = {
 }
 
 
+# Changes that leave one layer of each kind, for tests under Triton's interpreter.
+ONE_OF_EACH = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+
+
 def text_config(name, vocab=320, **changes):
     """A transformers Qwen3_5TextConfig of the named shape."""
     from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
