@@ -49,7 +49,8 @@ class KVCache:
     """Keys and values as `kind` ("int8", "bf16" or "fp32").
 
     `length` tokens are committed. A pass stages its rows in the slots that follow; `commit` keeps a path by
-    moving an accepted leaf to its true slot, and everything else is overwritten by the next pass.
+    moving an accepted leaf to its true slot, and everything else is overwritten by the next pass. `scratch` is what the
+    kernels of a pass need (attention/decode.py), or None where plain torch attends.
     """
 
     def __init__(self, kv_heads: int, head_dim: int, *, capacity: int, kind: str, device: torch.device):
@@ -59,6 +60,7 @@ class KVCache:
         self.values = Stored(kv_heads, slots, head_dim, kind=kind, device=device)
         self.length = 0
         self._staged: tuple[int, ...] = ()  # parents of the staged rows
+        self.scratch = None
 
     @property
     def bytes(self) -> int:
@@ -84,8 +86,12 @@ class KVCache:
         for row, slot in enumerate(slots):
             self.keys.write(slice(slot, slot + 1), k[row : row + 1])
             self.values.write(slice(slot, slot + 1), v[row : row + 1])
-        self._staged = tuple(parents)
+        self.staged(parents)
         return slots
+
+    def staged(self, parents: Sequence[int]):
+        """Says that rows of these parents lie past the committed length, where `stage` puts them."""
+        self._staged = tuple(parents)
 
     def commit(self, path: Sequence[int]):
         """Keeps the staged rows of `path` (slots from the root along parents)."""

@@ -14,7 +14,9 @@ from ..kernels.attention import decode_row, prefill_rows
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import depths, each_row
 from ..weights import Norm, Reader
+from .backend import attention_kernels, takes
 from .cache import KVCache
+from .decode import DecodeScratch, attend
 from .rotary import rotate
 
 
@@ -49,9 +51,15 @@ class GatedAttention:
         self.out = reader.projection(prefix, ("o_proj",))
         self.q_norm, self.k_norm = reader.vector(prefix + "q_norm.weight"), reader.vector(prefix + "k_norm.weight")
 
-    def new_cache(self, *, capacity: int, kind: str, device: torch.device) -> KVCache:
+    def new_cache(
+        self, *, capacity: int, kind: str, device: torch.device, scratch: DecodeScratch | None = None
+    ) -> KVCache:
+        """An empty cache; layers whose passes run one after another may share a `scratch`."""
         config = self.config
-        return KVCache(config.kv_heads, config.head_dim, capacity=capacity, kind=kind, device=device)
+        cache = KVCache(config.kv_heads, config.head_dim, capacity=capacity, kind=kind, device=device)
+        if attention_kernels(device)[0] and takes(config.heads, config.kv_heads, config.head_dim):
+            cache.scratch = scratch or DecodeScratch()
+        return cache
 
     def prefill(self, x: Tensor, cos: Tensor, sin: Tensor, *, cache: KVCache) -> Tensor:
         """T prompt rows: x [T, H], cos and sin [T, dim / 2] -> x plus this layer's output, [T, H].
@@ -70,12 +78,24 @@ class GatedAttention:
         Nothing is committed.
         """
         rows = len(parents)
-        q, gate, k, v = each_row(self._heads, rows, *self.qkv.verify(x, rows), cos, sin)
+        projected = self.qkv.verify(x, rows)
+        if cache.scratch is not None:
+            return self.out.verify(self._attend(projected, cos, sin, parents, cache), rows, x)[0]
+        q, gate, k, v = each_row(self._heads, rows, *projected, cos, sin)
         slots = cache.stage(k, v, parents)
         o = torch.zeros_like(q)
         for row, depth in enumerate(depths(parents)):
             o[row] = decode_row(q[row].clone(), cache.read, cache.length + depth, slots[row])
         return self.out.verify(each_row(_gated, rows, o, gate), rows, x)[0]
+
+    def _attend(self, projected, cos, sin, parents, cache):
+        c = self.config
+        widths = ((c.heads, 2 * c.head_dim), (c.kv_heads, c.head_dim), (c.kv_heads, c.head_dim))
+        projected = tuple(x.view(-1, *width) for x, width in zip(projected, widths, strict=True))
+        norms = self.q_norm, self.k_norm
+        return attend(
+            projected, norms, (cos, sin), eps=c.rms_eps, parents=parents, cache=cache, scratch=cache.scratch
+        )  # fmt: skip
 
     def _heads(self, q, k, v, cos, sin):
         """What the projections give -> q and gate [..., heads, D], k and v [..., kv_heads, D]."""

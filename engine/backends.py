@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ..attention.backend import attention_kernels
 from ..weights.backend import float_kernels, packed_kernels
 
 PACKED_OPERATIONS = ("prepare", "packed_linear", "unpack")
-OTHERS = ("rms_norm", "causal_conv", "delta_rule", "decode_attention", "prefill_attention", "sampling")
+ATTENTION_OPERATIONS = ("attention_append", "decode_attention")
+OTHERS = ("rms_norm", "causal_conv", "delta_rule", "prefill_attention", "sampling")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ def choices(device: torch.device) -> list[Choice]:
     found = []
     for operations, (used, reason) in (
         (PACKED_OPERATIONS, packed_kernels(device)),
+        (ATTENTION_OPERATIONS, attention_kernels(device)),
         (("linear",), float_kernels(device, torch.bfloat16)),  # what a GPU computes in unless told otherwise
     ):
         found += [Choice(operation, "triton" if used else "torch", reason) for operation in operations]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..attention import GatedAttention, Rotary
+from ..attention import DecodeScratch, GatedAttention, Rotary
 from ..deltanet import GatedDeltaNet
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import SLOTS, depths, each_row
@@ -48,10 +48,11 @@ class Trunk:
 
     def new_state(self, capacity: int) -> TrunkState:
         """An empty state for up to `capacity` tokens."""
-        layers = []
+        layers, scratch = [], DecodeScratch()
         for block in self.blocks:
             if isinstance(block.mixer, GatedAttention):
-                layers.append(block.mixer.new_cache(capacity=capacity, kind=self.kv, device=self.device))
+                cache = block.mixer.new_cache(capacity=capacity, kind=self.kv, device=self.device, scratch=scratch)
+                layers.append(cache)
             else:
                 layers.append(block.mixer.new_state(dtype=self.dtype, device=self.device))
         return TrunkState(layers, capacity)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -151,7 +152,46 @@ def float_variants(kernel, target):
             yield float_source(kernel, launch, name, dependent), options
 
 
+def attention_source(kernel, kind, constants):
+    pointers = dict.fromkeys(("p_control", "p_counter"), "i32") | dict.fromkeys(("p_keys", "p_values"), kind)
+    half = ("p_q", "p_gate", "p_out", "p_query_gate", "p_k", "p_v")
+    types = {name: "*" + pointers.get(name, "bf16" if name in half else "fp32") for name in kernel.arg_names}
+    integers = ("slots", "max_parts", "gate_stride", "q_stride", "k_stride", "v_stride")
+    types |= dict.fromkeys(integers, "i32") | {"eps": "fp32"} | dict.fromkeys(constants, "constexpr")
+    signature = {name: types[name] for name in kernel.arg_names}
+    aligned = [(i,) for i, name in enumerate(signature) if types[name].startswith("*")]
+    return ASTSource(kernel, signature, constants, {index: [["tt.divisibility", 16]] for index in aligned})
+
+
+def attention_variants(module, append, target):
+    """(source, options) of every kind of cache, groups of 4 and of 6, head dimensions of 256, 128 and 64."""
+    nvidia = target.backend == "cuda"
+    dependent = nvidia and target.arch >= 90
+    options = {"num_warps": 4} | ({"launch_pdl": True} if dependent else {})
+    for kind, heads, dim in (
+        ("i8", 16, 256),
+        ("i8", 24, 256),
+        ("i8", 16, 128),
+        ("i8", 16, 64),
+        ("bf16", 24, 256),
+        ("fp32", 16, 256),
+    ):
+        group = heads // 4
+        shape = {"KV_HEADS": 4, "GROUP": group, "D": dim, "DEPENDENT": dependent}
+        multiplied = {"i8": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32}[kind]
+        parts = {"BLOCK_ROWS": 8 if group == 4 else 4, "M": 32, "T": 16 if kind == "fp32" else 64, "KIND": multiplied}
+        parts |= {"SPLIT_Q": False, "SPLIT_P": kind == "bf16"}
+        parts |= {"PRECISION": "tf32x3" if nvidia else "ieee", "FAST": nvidia, "INTERPRETED": False}
+        yield attention_source(module.decode_attention_parts_kernel, kind, shape | parts), options
+        merge = {"BLOCK_D": 64, "CHUNK": 32, "GATED": True}
+        yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), options
+        rows = {"HEADS": heads, "KV_HEADS": 4, "D": dim, "HALF": 32, "DEPENDENT": dependent}
+        yield attention_source(append.append_kernel, kind, rows), options | {"enable_fp_fusion": False}
+
+
 def variants(target):
+    append = kernel_module("_attention_append_kernel")
+    yield from attention_variants(kernel_module("_decode_attention_kernels"), append, target)
     yield from gemm_variants(kernel_module("_int8_gemm_kernels").int8_gemm_kernel, target)
     yield from prepare_variants(kernel_module("_prepare_kernels").prepare_kernel, target)
     yield from packed_variants(kernel_module("_packed_kernels"), target)

@@ -1,0 +1,77 @@
+"""Whether a pass's attention runs from kernels on a device: decided once, by a check against the reference."""
+
+import functools
+import logging
+
+import torch
+from torch import Tensor
+
+from ..kernels.attention import decode_row
+from ..kernels.attention_append import append
+from ..kernels.attention_control import HEAD_DIMS, new_control, write_control
+from ..kernels.decode_attention import allocate, decode_attention
+from ..kernels.rms_norm import rms_norm
+from ..kernels.rows import SLOTS, cache_offsets, depths
+from .cache import KINDS, KVCache
+from .rotary import rotate
+
+logger = logging.getLogger(__name__)
+_PARENTS = (-1, 0, 1, 1, 0)
+
+
+@functools.cache
+def attention_kernels(device: torch.device) -> tuple[bool, str]:
+    """(whether to use the kernels, why). A failure is logged once and the torch path taken."""
+    if device.type != "cuda":
+        return False, f"plain torch on {device.type}"
+    try:
+        import triton
+    except ImportError:
+        return False, "plain torch: Triton is not installed (on Windows: pip install triton-windows)"
+    try:
+        wrong = next(filter(None, (_wrong_result(device, kind) for kind in KINDS)), None)
+    except Exception as error:  # whatever a compiler or driver raises, the torch path still works
+        wrong = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if wrong is not None:
+        logger.warning("FastQwen: attention kernels are not used on %s (%s); plain torch is slower.", device, wrong)
+        return False, f"plain torch: the kernels' self-check failed ({wrong})"
+    return True, f"Triton {triton.__version__}, checked against the reference on {device}"
+
+
+def takes(heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Whether the kernels take a layer of this shape."""
+    return head_dim in HEAD_DIMS and heads // kv_heads <= 32
+
+
+def _wrong_result(device, kind, dtype=torch.bfloat16) -> str | None:
+    """Runs the kernels once on small random data; what differs from the reference, or None."""
+    heads, dim, length, eps = 4, 256, 130, 1e-6
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    cache = KVCache(1, dim, capacity=length + SLOTS, kind=kind, device=device)
+    cache.append(random(length, 1, dim), random(length, 1, dim))
+    projected = tuple(random(SLOTS, n, d).to(dtype) for n, d in ((heads, 2 * dim), (1, dim), (1, dim)))
+    norms, angles = (random(dim) * 0.1, random(dim) * 0.1), random(SLOTS, dim // 8)
+    rotary = angles.cos(), angles.sin()
+    control = new_control(device)
+    write_control(control, length=length, parents=_PARENTS)
+    q = torch.empty(SLOTS, heads, dim, dtype=dtype, device=device)
+    append(projected, norms, rotary, eps=eps, keys=cache.keys, values=cache.values, control=control, q=q)
+    wanted = rotate(rms_norm(projected[0][..., :dim], norms[0], eps), *rotary)
+    if not (q.float() - wanted.float()).abs().max() <= 2**-5 * wanted.abs().max():  # a few steps of bf16
+        return f"{kind}: queries differ"
+    workspace = allocate(heads, 1, dim, slots=cache.keys.numbers.shape[1], device=device)
+    out = torch.empty(SLOTS, heads * dim, device=device)
+    decode_attention(q, cache.keys, cache.values, control=control, workspace=workspace, out=out)
+    k = rotate(rms_norm(projected[1], norms[1], eps), *rotary)
+    places = cache.stage(k, projected[2], _PARENTS)  # in torch: over what the kernel stored, which it must agree with
+    for row, depth in enumerate(depths(_PARENTS)):
+        wanted = decode_row(q[row], cache.read, length + depth, places[row]).flatten()
+        if not (out[row] - wanted).abs().max() <= 0.02 * wanted.abs().max():
+            return f"{kind}: attention differs"
+    if cache_offsets(_PARENTS) != tuple(place - length for place in places) or out[len(_PARENTS) :].any():
+        return f"{kind}: rows are misplaced"
+    return None

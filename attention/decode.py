@@ -1,0 +1,63 @@
+"""A decode pass's attention by kernels: what its layers share on the device."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels.attention_append import append
+from ..kernels.attention_control import new_control, write_control
+from ..kernels.decode_attention import Workspace, allocate, decode_attention
+from .cache import KVCache
+
+
+class DecodeScratch:
+    """One control tensor and one workspace for all layers of a sequence, made by the first pass."""
+
+    def __init__(self):
+        self._control: Tensor | None = None
+        self._written: tuple[int, tuple[int, ...]] | None = None
+        self._workspace: Workspace | None = None
+
+    def control(self, length: int, parents: Sequence[int], device: torch.device) -> Tensor:
+        """The control tensor of a pass; written by its first layer."""
+        if self._control is None:
+            self._control = new_control(device)
+        if self._written != (length, tuple(parents)):
+            write_control(self._control, length=length, parents=parents)
+            self._written = length, tuple(parents)
+        return self._control
+
+    def workspace(self, heads: int, cache: KVCache) -> Workspace:
+        """Room for the parts of a layer whose cache is like `cache`."""
+        if self._workspace is None:
+            kv_heads, slots, dim = cache.keys.numbers.shape
+            self._workspace = allocate(heads, kv_heads, dim, slots=slots, device=cache.keys.numbers.device)
+        return self._workspace
+
+
+def attend(
+    projected: tuple[Tensor, Tensor, Tensor],
+    norms: tuple[Tensor, Tensor],
+    rotary: tuple[Tensor, Tensor],
+    *,
+    eps: float,
+    parents: Sequence[int],
+    cache: KVCache,
+    scratch: DecodeScratch,
+) -> Tensor:
+    """Stages the rows' keys and values and attends: [SLOTS, heads * D], gated; dead rows zero.
+
+    projected, norms, rotary, eps  as for kernels/attention_append.py
+    """
+    query_gate = projected[0]
+    heads, dim = query_gate.shape[1], query_gate.shape[2] // 2
+    control = scratch.control(cache.length, parents, query_gate.device)
+    q = query_gate.new_empty(len(query_gate), heads, dim)
+    append(projected, norms, rotary, eps=eps, keys=cache.keys, values=cache.values, control=control, q=q)
+    cache.staged(parents)
+    out = query_gate.new_empty(len(query_gate), heads * dim)
+    return decode_attention(
+        q, cache.keys, cache.values,
+        control=control, workspace=scratch.workspace(heads, cache), gate=query_gate, out=out,
+    )  # fmt: skip

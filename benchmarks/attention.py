@@ -1,0 +1,175 @@
+"""Times decode attention and the append before it on a GPU, correctness first.
+
+python -m fastqwen.benchmarks.attention [--shape 9b 27b] [--kind int8 bf16] [--lengths 2048 ...] [--rows 8 1]
+
+Every shape and kind is first checked: each row against the torch reference, and each row of a tree against the same row
+decoded alone, bit for bit. Then calls over caches that together exceed the L2 in one CUDA graph, each launch a
+programmatic dependent of the one before; median of the replays. Bytes are those of the keys, values and scales that
+are seen, to be read beside the machine's own read ceiling, measured in the same run. `merge_us` is the merge launched
+alone, so the parts take about the rest. Prints one line a case and JSON last.
+"""
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+
+import torch
+import triton
+
+from ..attention import KVCache
+from ..kernels.attention import decode_row
+from ..kernels.attention_append import append
+from ..kernels.attention_control import new_control, write_control
+from ..kernels.decode_attention import _merge, allocate, decode_attention
+from ..kernels.rows import cache_offsets, depths
+from .timing import graph_microseconds, read_ceiling
+
+HEADS = {"9b": (16, 4), "27b": (24, 4), "0.8b": (8, 2)}  # query and key-value heads of 256
+DIM, HALF, EPS = 256, 32, 1e-6
+LENGTHS = (2048, 8192, 32768, 131072)
+TREE = (-1, 0, 1, 2, 0, 0, 1, 1)  # a chain of four, four leaves
+# 9B, int8, 8 rows: length -> gate us, goal us
+TARGETS = {2048: (10, 7), 8192: (14, 11), 32768: (32, 24)}
+CALLS, ROTATE_BYTES = 32, 300e6
+
+
+def random_cache(kv_heads: int, length: int, kind: str) -> KVCache:
+    """A cache of `length` tokens whose stored numbers are random."""
+    cache = KVCache(kv_heads, DIM, capacity=length + 8, kind=kind, device=torch.device("cuda"))
+    for stored in (cache.keys, cache.values):
+        if kind == "int8":
+            stored.numbers.random_(-127, 128)
+            stored.scales.uniform_(0.005, 0.03)
+        else:
+            stored.numbers.normal_()
+    cache.length = length
+    return cache
+
+
+class Pass:
+    """The tensors of one layer's attention, and its calls."""
+
+    def __init__(self, shape: str, kind: str, length: int, rows: int, blocks: int | None, copies: int):
+        self.heads, self.kv_heads = HEADS[shape]
+        self.caches = [random_cache(self.kv_heads, length, kind) for _ in range(copies)]
+        slots = self.caches[0].keys.numbers.shape[1]
+        self.workspace = allocate(self.heads, self.kv_heads, DIM, slots=slots, device="cuda", blocks=blocks)
+        self.control, self.parents = new_control("cuda"), TREE[:rows]
+        write_control(self.control, length=length, parents=self.parents)
+        half = {"dtype": torch.bfloat16, "device": "cuda"}
+        self.q = torch.randn(8, self.heads, DIM, **half)
+        self.projected = (
+            torch.randn(8, self.heads, 2 * DIM, **half),
+            torch.randn(8, self.kv_heads, DIM, **half),
+            torch.randn(8, self.kv_heads, DIM, **half),
+        )
+        self.norms = torch.randn(DIM, device="cuda") * 0.1, torch.randn(DIM, device="cuda") * 0.1
+        self.rotary = torch.randn(8, HALF, device="cuda").cos(), torch.randn(8, HALF, device="cuda").sin()
+        self.out = torch.empty(8, self.heads * DIM, **half)
+
+    def attend(self, cache: KVCache, gated: bool = True, dependent: bool = True, out: torch.Tensor | None = None):
+        return decode_attention(
+            self.q, cache.keys, cache.values, control=self.control, workspace=self.workspace,
+            gate=self.projected[0] if gated else None, out=self.out if out is None else out, dependent=dependent,
+        )  # fmt: skip
+
+    def merge(self, cache: KVCache):
+        _merge(
+            self.q, cache.keys, cache.values, self.control, self.workspace, self.projected[0], self.out, True
+        )  # fmt: skip
+
+    def append(self, cache: KVCache):
+        append(
+            self.projected, self.norms, self.rotary, eps=EPS, keys=cache.keys, values=cache.values,
+            control=self.control, q=self.q, dependent=True,
+        )  # fmt: skip
+
+
+def check(shape: str, kind: str) -> None:
+    """Raises AssertionError where a row is off the reference's or differs from the row decoded alone."""
+    for length in (0, 130, 2047, 4500):
+        case = Pass(shape, kind, length, 8, None, 1)
+        cache, level, offset = case.caches[0], depths(TREE), cache_offsets(TREE)
+        out = torch.full((8, case.heads * DIM), float("nan"), device="cuda")
+        case.attend(cache, gated=False, dependent=False, out=out)
+        together, q = out.clone(), case.q.clone()
+        for row in range(8):
+            wanted = decode_row(q[row], cache.read, length + level[row], length + offset[row]).flatten()
+            error = (together[row] - wanted).abs().max() / wanted.abs().max()
+            assert error < 4e-3, f"{kind}, {length} tokens, row {row}: {error:.1e} off"
+            case.q[0] = q[row]
+            write_control(case.control, length=length + level[row], parents=(-1,))
+            case.control[16] = offset[row] - level[row]
+            case.attend(cache, gated=False, dependent=False, out=out)
+            assert torch.equal(out[0], together[row]), f"{kind}, {length} tokens, row {row} differs alone"
+            assert not out[1:].any(), "dead rows are not zero"
+            case.q.copy_(q)
+
+
+def bench(shape: str, kind: str, length: int, rows: int, blocks: int | None, ceiling: float) -> dict:
+    """One case's row of the table."""
+    heads, kv_heads = HEADS[shape]
+    size = {"int8": 1, "bf16": 2, "fp32": 4}[kind]
+    seen = 2 * kv_heads * length * (DIM * size + (4 if kind == "int8" else 0))
+    case = Pass(shape, kind, length, rows, blocks, max(2, min(CALLS, int(ROTATE_BYTES // seen) + 1)))
+    turns = [case.caches[i % len(case.caches)] for i in range(CALLS)]
+    times = {
+        "us": graph_microseconds([lambda c=c: case.attend(c) for c in turns]),
+        "merge_us": graph_microseconds([lambda c=c: case.merge(c) for c in turns]),
+        "append_us": graph_microseconds([lambda c=c: case.append(c) for c in turns]),
+        "all_us": graph_microseconds([lambda c=c: (case.append(c), case.attend(c)) for c in turns]),
+    }
+    row = {"shape": shape, "kind": kind, "length": length, "rows": rows, "blocks": case.workspace.blocks}
+    row |= {name: round(time, 2) for name, time in times.items()}
+    row |= {"GBps": round(seen / times["us"] / 1e3)}
+    row |= {"percent_of_ceiling": round(100 * seen / times["us"] / 1e3 / ceiling, 1)}
+    if (shape, kind, rows) == ("9b", "int8", 8) and length in TARGETS:
+        row |= dict(zip(("gate_us", "goal_us"), TARGETS[length], strict=True))
+    return row
+
+
+def bench_attention(shapes=("9b",), kinds=("int8",), lengths=LENGTHS, rows=(8, 1), blocks=(None,)) -> dict:
+    """Checks, then times every combination; prints a line each. Returns what is printed last as JSON."""
+    if not torch.cuda.is_available():
+        from ..weights import FastQwenError
+
+        raise FastQwenError("the attention benchmark times a GPU and finds none: run it on a machine with one.")
+    ceiling = read_ceiling(torch.device("cuda"))
+    print(f"{torch.cuda.get_device_name()}, read ceiling {ceiling:.0f} GB/s")
+    found = []
+    for shape in shapes:
+        for kind in kinds:
+            check(shape, kind)
+            print(f"  {shape} {kind}: every row right, and the same alone", flush=True)
+            for length in lengths:
+                for count in rows:
+                    for number in blocks:
+                        found.append(bench(shape, kind, length, count, number, ceiling))
+                        print("  " + ", ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
+                        torch.cuda.empty_cache()
+    root = Path(__file__).resolve().parent.parent
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
+    return {
+        "what": "bench attention", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "triton": triton.__version__, "commit": commit.stdout.strip() or None, "read_ceiling_GBps": round(ceiling),
+        "rows": found,
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", nargs="+", choices=tuple(HEADS), default=["9b"])
+    parser.add_argument("--kind", nargs="+", choices=("int8", "bf16", "fp32"), default=["int8"])
+    parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
+    parser.add_argument("--rows", nargs="+", type=int, default=[8, 1])
+    parser.add_argument("--blocks", nargs="+", type=int, default=[None], help="blocks of the parts' launch, to compare")
+    arguments = parser.parse_args()
+    summary = bench_attention(
+        arguments.shape, arguments.kind, arguments.lengths, arguments.rows, arguments.blocks
+    )  # fmt: skip
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

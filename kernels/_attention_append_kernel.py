@@ -1,0 +1,91 @@
+"""The Triton kernel of kernels/attention_append.py, which says what it computes. Imported only with Triton."""
+
+import triton
+import triton.language as tl
+
+from ._attention_control import LENGTH, MOVE, OFFSETS, ROWS
+from ._dependent_launch import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _normed_and_rotated(p_x, p_norm, p_cos, p_sin, row, eps, D: tl.constexpr, HALF: tl.constexpr):
+    """RMSNorm then rotary of one head of eight rows: p_x [8, 1] -> [8, D], rounded to x's dtype after each."""
+    dtype: tl.constexpr = p_x.dtype.element_ty
+    o_d = tl.arange(0, D)[None, :]
+    o_other = tl.where(o_d < HALF, o_d + HALF, tl.where(o_d < 2 * HALF, o_d - HALF, o_d))
+    x = tl.load(p_x + o_d).to(tl.float32)
+    other = tl.load(p_x + o_other).to(tl.float32)
+    root = tl.rsqrt(tl.sum(x * x, 1) * (1.0 / D) + eps)[:, None]
+    x = (x * root * (1.0 + tl.load(p_norm + o_d))).to(dtype).to(tl.float32)
+    other = (other * root * (1.0 + tl.load(p_norm + o_other))).to(dtype).to(tl.float32)
+    m_turned = (o_d < 2 * HALF) & (row >= 0)
+    at = row * HALF + o_d % HALF
+    cos = tl.load(p_cos + at, mask=m_turned, other=1.0)
+    sin = tl.load(p_sin + at, mask=m_turned, other=0.0)
+    return tl.where(o_d < 2 * HALF, x * cos + tl.where(o_d < HALF, -other, other) * sin, x).to(dtype)
+
+
+@triton.jit
+def _store_row(x, p_numbers, p_scales, slot, m_row, D: tl.constexpr):
+    """Eight rows [8, D] of one kv head to slots [8], quantised as kernels/kv_int8.py says if codes are kept."""
+    at = slot[:, None] * D + tl.arange(0, D)[None, :]
+    if p_numbers.dtype.element_ty == tl.int8:
+        x = x.to(tl.float32)
+        bits = tl.max(tl.abs(x).to(tl.int32, bitcast=True), 1)  # ordered as the numbers, NaN on top
+        absmax = bits.to(tl.float32, bitcast=True)
+        scale = tl.where(bits == 0, 1.0, tl.div_rn(absmax, tl.zeros_like(absmax) + 127.0))
+        m_finite = bits < 0x7F800000
+        level = tl.div_rn(tl.where(m_finite[:, None], x, 0.0), tl.zeros_like(x) + scale[:, None])
+        level = tl.minimum(tl.maximum(level, -127.0), 127.0)
+        level = (level + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds half to even at the integers
+        tl.store(p_numbers + at, tl.where(m_finite[:, None], level, 0.0).to(tl.int8), mask=m_row[:, None])
+        tl.store(p_scales + slot, tl.where(m_finite, scale, float("nan")), mask=m_row)
+    else:
+        tl.store(p_numbers + at, x.to(p_numbers.dtype.element_ty), mask=m_row[:, None])
+
+
+@triton.jit(do_not_specialize=["slots"])
+def append_kernel(
+    p_query_gate, p_k, p_v, p_q_norm, p_k_norm, p_cos, p_sin, p_control, p_keys, p_values, p_key_scales,
+    p_value_scales, p_q, q_stride, k_stride, v_stride, slots, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Program h below KV_HEADS: keys and values of head h; the others: a query head each. All eight rows."""
+    program = tl.program_id(0)
+    row = tl.arange(0, 8)
+    o_d = tl.arange(0, D)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    if program >= KV_HEADS:
+        head = program - KV_HEADS
+        p_x = p_query_gate + row[:, None] * q_stride + head * 2 * D
+        q = _normed_and_rotated(p_x, p_q_norm, p_cos, p_sin, row[:, None], eps, D, HALF)
+        tl.store(p_q + (row[:, None] * HEADS + head) * D + o_d[None, :], q)
+    else:
+        p_x = p_k + row[:, None] * k_stride + program * D
+        k = _normed_and_rotated(p_x, p_k_norm, p_cos, p_sin, row[:, None], eps, D, HALF)
+        v = tl.load(p_v + row[:, None] * v_stride + program * D + o_d[None, :])
+        first = program.to(tl.int64) * slots
+        source = tl.load(p_control + MOVE)
+        if source >= 0:
+            # One block does both for its head: the source may be a slot that this pass's rows take.
+            target = first + tl.load(p_control + MOVE + 1)
+            key = tl.load(p_keys + (first + source) * D + o_d)
+            value = tl.load(p_values + (first + source) * D + o_d)
+            key_scale = 0.0
+            value_scale = 0.0
+            if p_keys.dtype.element_ty == tl.int8:
+                key_scale = tl.load(p_key_scales + first + source)
+                value_scale = tl.load(p_value_scales + first + source)
+            tl.debug_barrier()
+            tl.store(p_keys + target * D + o_d, key)
+            tl.store(p_values + target * D + o_d, value)
+            if p_keys.dtype.element_ty == tl.int8:
+                tl.store(p_key_scales + target, key_scale)
+                tl.store(p_value_scales + target, value_scale)
+        m_row = row < tl.load(p_control + ROWS)
+        slot = first + tl.load(p_control + LENGTH) + tl.load(p_control + OFFSETS + row)
+        tl.debug_barrier()
+        _store_row(k, p_keys, p_key_scales, slot, m_row, D)
+        _store_row(v, p_values, p_value_scales, slot, m_row, D)

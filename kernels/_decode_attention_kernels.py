@@ -1,0 +1,325 @@
+"""Triton kernels of kernels/decode_attention.py, which says what they compute and how. Imported only with Triton."""
+
+import triton
+import triton.language as tl
+
+from ._attention_control import DEPTHS, LENGTH, OFFSETS, ROWS
+from ._attention_fragments import (
+    key_fragments,
+    load_key_words,
+    load_value_words,
+    query_fragments,
+    store_sums,
+    value_fragments,
+)
+from ._dependent_launch import gdc_launch_dependents, gdc_wait
+from .attention import LONG_PART, PART_ENDS
+
+# The part table by level: the position a level starts at, the length of its parts, the index of its first part.
+_STARTS, _LENGTHS, _FIRSTS = [0], [], [0]
+for _end, _length in PART_ENDS:
+    _LENGTHS.append(_length)
+    _FIRSTS.append(_FIRSTS[-1] + (_end - _STARTS[-1]) // _length)
+    _STARTS.append(_end)
+_LENGTHS.append(LONG_PART)
+LEVELS = tl.constexpr(len(_STARTS))
+STARTS = tl.constexpr(tuple(_STARTS))
+LENGTHS = tl.constexpr(tuple(_LENGTHS))
+FIRSTS = tl.constexpr(tuple(_FIRSTS))
+
+
+@triton.jit
+def _parts_before(position):
+    """How many parts hold a position below `position`."""
+    count = position * 0
+    for level in tl.static_range(LEVELS):
+        here = FIRSTS[level] + (position - STARTS[level] + LENGTHS[level] - 1) // LENGTHS[level]
+        count = tl.where(position > STARTS[level], here, count)
+        if level + 1 < LEVELS:
+            count = tl.minimum(count, FIRSTS[level + 1])
+    return count
+
+
+@triton.jit
+def _part(index):
+    """(first position, length) of a part."""
+    start = index * 0
+    length = index * 0
+    for level in tl.static_range(LEVELS):
+        start = tl.where(index >= FIRSTS[level], STARTS[level] + (index - FIRSTS[level]) * LENGTHS[level], start)
+        length = tl.where(index >= FIRSTS[level], LENGTHS[level], length)
+    return start, length
+
+
+@triton.jit
+def _load_rows(p_numbers, slot, last, T: tl.constexpr, D: tl.constexpr):
+    """T slots as stored, [T, D]; zeros from `last` on, whatever lies there."""
+    o_t = tl.arange(0, T)[:, None]
+    at = o_t * D + tl.arange(0, D)[None, :]
+    return tl.load(p_numbers + slot * D + at, mask=o_t < last - slot, other=0)
+
+
+@triton.jit
+def _load_scales(p_scales, slot, last, T: tl.constexpr, INT8: tl.constexpr):
+    m_slot = tl.arange(0, T) < last - slot
+    if INT8:
+        return tl.load(p_scales + slot + tl.arange(0, T), mask=m_slot, other=0.0)
+    else:
+        return tl.where(m_slot, 1.0, 0.0)
+
+
+@triton.jit
+def _exponent(scale):
+    """A scale as (exponent, mantissa, 2^-exponent), floats: scale = mantissa 2^exponent, mantissa in [1, 2).
+
+    Scales below 2^-60 count as 2^-60. Of NaN or infinity the exponent is NaN and the others are finite.
+    """
+    bits = tl.maximum(scale.to(tl.int32, bitcast=True), 0x21800000)
+    biased = tl.minimum(bits >> 23, 253)
+    mantissa = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
+    inverse = ((254 - biased) << 23).to(tl.float32, bitcast=True)
+    return (biased - 127).to(tl.float32) + scale * 0.0, mantissa, inverse
+
+
+@triton.jit
+def _dot(a, b, acc, PRECISION: tl.constexpr):
+    if a.dtype == tl.float32:
+        return tl.dot(a, b, acc, input_precision=PRECISION)
+    else:
+        return tl.dot(a, b, acc)
+
+
+@triton.jit
+def _load_keys(p_keys, p_scales, slot, last, T: tl.constexpr, D: tl.constexpr):
+    """(keys, scales) of a tile: int32 words in the order of fragments, or rows as stored."""
+    INT8: tl.constexpr = p_keys.dtype.element_ty == tl.int8
+    scales = _load_scales(p_scales, slot, last, T, INT8)
+    if INT8 and D >= 128:
+        return load_key_words(p_keys, slot, last, T, D), scales
+    else:
+        return _load_rows(p_keys, slot, last, T, D), scales
+
+
+@triton.jit
+def _load_values(p_values, p_scales, slot, last, T: tl.constexpr, D: tl.constexpr):
+    """(values, the odd slots' values, scales) as `_load_keys`; rows as stored are not split."""
+    INT8: tl.constexpr = p_values.dtype.element_ty == tl.int8
+    scales = _load_scales(p_scales, slot, last, T, INT8)
+    if INT8 and D >= 128:
+        even, odd = load_value_words(p_values, slot, last, T, D)
+        return even, odd, scales
+    else:
+        rows = _load_rows(p_values, slot, last, T, D)
+        return rows, rows, scales
+
+
+@triton.jit
+def _attend(
+    p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
+    T: tl.constexpr, D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr,
+    SPLIT_P: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """One tile. Words are already loaded and the next ones asked for as soon as registers are free for them."""
+    INT8: tl.constexpr = p_k.dtype.element_ty == tl.int8
+    WORDS: tl.constexpr = INT8 and D >= 128
+    if not WORDS:
+        k, ks = _load_keys(p_k, p_ks, t, stop, T, D)
+        v, v_odd, vs = _load_values(p_v, p_vs, t, stop, T, D)
+    keys = key_fragments(k, T, D, FAST) if WORDS else k.to(KIND)
+    s = _dot(keys, q_high, tl.zeros((T, M), tl.float32), PRECISION)
+    if SPLIT_Q:
+        s = _dot(keys, q_low, s, PRECISION)
+    step = ks * (1.4426950408889634 / D**0.5)
+    if WORDS:
+        k, ks = _load_keys(p_k, p_ks, t + T, stop, T, D)
+    if not INT8:  # noqa: SIM102 (decided when compiled, the other one is not)
+        if t + T > length:
+            # A draft's value that is no number must not reach the rows that do not see it: 0 * NaN is NaN.
+            finite = v.to(tl.float32) * 0.0 == 0.0
+            v = tl.where(finite, v, 0.0).to(v.dtype)
+            vs = tl.where(tl.min(finite.to(tl.int32), 1) == 0, float("nan"), vs)
+    exponent, mantissa, inverse = _exponent(vs)
+    m_seen = (t + tl.arange(0, T))[:, None] < seen[None, :]
+    s = tl.where(m_seen, s * step[:, None] + exponent[:, None], float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(s, 0))
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    p = tl.exp2(s - base[None, :])
+    shrink = tl.exp2(peak - base)
+    halves = (p * inverse[:, None]).reshape(T // 16, 2, 8, M)
+    total = total * shrink[None, None, :] + tl.sum(halves, 1)
+    p = p * mantissa[:, None]
+    p_high = p.to(KIND)
+    values = value_fragments(v, v_odd, T, D, FAST) if WORDS else tl.trans(v.to(KIND))
+    if WORDS:
+        v, v_odd, vs = _load_values(p_v, p_vs, t + T, stop, T, D)
+    acc = _dot(values, p_high, acc * shrink[None, :], PRECISION)
+    if SPLIT_P:
+        acc = _dot(values, (p - p_high.to(tl.float32)).to(KIND), acc, PRECISION)
+    return k, ks, v, v_odd, vs, new_peak, total, acc
+
+
+@triton.jit(do_not_specialize=["slots", "max_parts"])
+def decode_attention_parts_kernel(
+    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+    T: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr, SPLIT_P: tl.constexpr, PRECISION: tl.constexpr,
+    FAST: tl.constexpr, INTERPRETED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Blocks take (part, kv head, block of rows), the last parts first: they are the long ones.
+
+    KIND is what is multiplied; SPLIT_Q, SPLIT_P: queries, weights as the sum of two of it.
+    """
+    WORDS: tl.constexpr = p_keys.dtype.element_ty == tl.int8 and D >= 128
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    o_m = tl.arange(0, M)
+    o_d = tl.arange(0, D)
+    o_slot = tl.arange(0, 8)
+    length = tl.load(p_control + LENGTH)
+    rows = tl.minimum(tl.load(p_control + ROWS), 8)
+    last = tl.max(tl.where(o_slot < rows, length + tl.load(p_control + DEPTHS + o_slot), 0), 0)
+    parts = _parts_before(last)
+    row_blocks = 1 if BLOCK_ROWS == 8 else (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
+    items = parts * KV_HEADS * row_blocks
+    item = tl.program_id(0)
+    blocks = tl.num_programs(0)
+    while item < items:
+        first_row = item % row_blocks * BLOCK_ROWS
+        kv_head = item // row_blocks % KV_HEADS
+        part = parts - 1 - item // row_blocks // KV_HEADS
+        start, part_length = _part(part)
+        stop = tl.minimum(start + part_length, last)
+        head = kv_head.to(tl.int64) * slots
+        p_k = p_keys + head * D
+        p_v = p_values + head * D
+        p_ks = p_key_scales + head
+        p_vs = p_value_scales + head
+        k, ks = _load_keys(p_k, p_ks, start, stop, T, D)
+        v, v_odd, vs = _load_values(p_v, p_vs, start, stop, T, D)
+        o_row = first_row + o_m // GROUP
+        m_live = (o_m < BLOCK_ROWS * GROUP) & (o_row < rows)
+        seen = tl.where(m_live, length + tl.load(p_control + DEPTHS + o_row, mask=m_live, other=0), 0)  # [M]
+        p_q_head = p_q + (o_row * KV_HEADS + kv_head) * GROUP * D + o_m % GROUP * D
+        q = tl.load(p_q_head[:, None] + o_d[None, :], mask=m_live[:, None], other=0.0)
+        next_item = item + blocks
+        if items > blocks:  # after the loads were asked for, since the whole block waits for the answer
+            next_item = blocks + tl.atomic_add(p_counter, 1, sem="relaxed")
+        q_high = q.to(KIND)
+        q_low = (q - q_high.to(tl.float32)).to(KIND) if SPLIT_Q else q_high
+        q_high = query_fragments(q_high, M, D) if WORDS else tl.trans(q_high)
+        q_low = query_fragments(q_low, M, D) if WORDS else tl.trans(q_low)
+        peak = tl.full((M,), float("-inf"), tl.float32)
+        total = tl.zeros((T // 16, 8, M), tl.float32)
+        acc = tl.zeros((D, M), tl.float32)
+        if INTERPRETED:  # has no range of values from memory
+            t = start
+            while t < stop:
+                k, ks, v, v_odd, vs, peak, total, acc = _attend(
+                    p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
+                    T, D, M, KIND, SPLIT_Q, SPLIT_P, PRECISION, FAST,
+                )  # fmt: skip
+                t += T
+        else:
+            for t in tl.range(start, stop, T, num_stages=1):
+                k, ks, v, v_odd, vs, peak, total, acc = _attend(
+                    p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
+                    T, D, M, KIND, SPLIT_Q, SPLIT_P, PRECISION, FAST,
+                )  # fmt: skip
+        cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP + o_m
+        tl.store(p_peak + cell, peak, mask=m_live)
+        tl.store(p_total + cell, tl.sum(tl.sum(total, 0), 0), mask=m_live)
+        # A tile of which a row sees nothing leaves its sums as they are, but for -0, which becomes 0.
+        acc = acc + 0.0
+        if WORDS:
+            first = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
+            store_sums(p_acc, acc, first, tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP, M, D)
+        else:
+            tl.store(p_acc + cell[:, None] * D + o_d[None, :], tl.trans(acc), mask=m_live[:, None])
+        item = next_item
+
+
+@triton.jit
+def _load_parts(
+    p_peak, p_total, p_acc, cell, first, parts, o_column, GROUP: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr
+):
+    """(m, s, a) of CHUNK parts of one row and head; those past the last are -inf, 0, 0."""
+    o_part = first + tl.arange(0, CHUNK)
+    m_part = o_part < parts
+    at = cell + o_part * (8 * GROUP)
+    peaks = tl.load(p_peak + at, mask=m_part, other=float("-inf"))
+    totals = tl.load(p_total + at, mask=m_part, other=0.0)
+    sums = tl.load(p_acc + at[:, None] * D + o_column[None, :], mask=m_part[:, None], other=0.0)
+    return peaks, totals, sums
+
+
+@triton.jit(do_not_specialize=["gate_stride", "slots", "max_parts"])
+def decode_attention_merge_kernel(
+    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, p_gate, p_out,
+    gate_stride, slots, max_parts, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, GATED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Program (head, row, block of columns): parts in position order, the row's own key and value, the gate."""
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    o_d = tl.arange(0, D)
+    o_column = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    if head + row + tl.program_id(2) == 0:
+        tl.store(p_counter, 0)
+    p_o = p_out + (row * KV_HEADS * GROUP + head) * D + o_column
+    rows = tl.load(p_control + ROWS)
+    length = tl.load(p_control + LENGTH)
+    depth = tl.load(p_control + DEPTHS + row)
+    offset = tl.load(p_control + OFFSETS + row)
+    if row < rows:
+        INT8: tl.constexpr = p_keys.dtype.element_ty == tl.int8
+        kv_head = head // GROUP
+        parts = _parts_before(length + depth)
+        own = kv_head.to(tl.int64) * slots + length + offset
+        q = tl.load(p_q + (row * KV_HEADS * GROUP + head) * D + o_d).to(tl.float32)
+        key = tl.load(p_keys + own * D + o_d).to(tl.float32)
+        value = tl.load(p_values + own * D + o_column).to(tl.float32)
+        if GATED:
+            gate = tl.load(p_gate + row * gate_stride + (head * 2 + 1) * D + o_column).to(tl.float32)
+        if INT8:
+            key_scale = tl.load(p_key_scales + own)
+            value_scale = tl.load(p_value_scales + own)
+        cell = kv_head.to(tl.int64) * max_parts * (8 * GROUP) + row * GROUP + head % GROUP
+        peaks, totals, sums = _load_parts(p_peak, p_total, p_acc, cell, 0, parts, o_column, GROUP, D, CHUNK)
+        peak = float("-inf")
+        total = 0.0
+        acc = tl.zeros((BLOCK_D,), tl.float32)
+        c = 0
+        while c < parts:
+            c += CHUNK
+            new_peaks, new_totals, new_sums = _load_parts(
+                p_peak, p_total, p_acc, cell, c, parts, o_column, GROUP, D, CHUNK
+            )
+            new_peak = tl.maximum(peak, tl.max(peaks, 0))
+            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weights = tl.exp2(peaks - base)
+            shrink = tl.exp2(peak - base)
+            total = total * shrink + tl.sum(totals * weights, 0)
+            acc = acc * shrink + tl.sum(sums * weights[:, None], 0)
+            peak = new_peak
+            peaks = new_peaks
+            totals = new_totals
+            sums = new_sums
+        score = tl.sum(q * key, 0) * (1.4426950408889634 / D**0.5)
+        lift = 0.0
+        if INT8:
+            score = score * key_scale
+            value = value * value_scale
+            lift, _, _ = _exponent(value_scale)
+        new_peak = tl.maximum(peak, score + lift)
+        shrink = tl.exp2(peak - new_peak)
+        weight = tl.exp2(score - new_peak)
+        o = (acc * shrink + weight * value) / (total * shrink + weight)
+        if GATED:
+            o = o * (1.0 / (1.0 + tl.exp2(gate * -1.4426950408889634)))
+        tl.store(p_o, o.to(p_out.dtype.element_ty))
+    else:
+        tl.store(p_o, tl.zeros((BLOCK_D,), p_out.dtype.element_ty))

@@ -1,0 +1,196 @@
+"""Decode attention for the eight rows of a pass over a key-value cache.
+
+A row of depth d sees the slots below length + d, the last d of them its ancestors at their true positions, and then
+its own key and value, wherever they lie. For a query head, with scores t in bits:
+
+    t_i  = (q . k_i) D^-1/2 log2 e
+    part:  m = max t_i,  s = sum 2^(t_i - m),  a = sum 2^(t_i - m) v_i    over the seen slots of one part
+    M = max over parts and the own t;   o = (sum 2^(m - M) a + 2^(t - M) v) / (sum 2^(m - M) s + 2^(t - M))
+
+then o * sigmoid(gate) and one rounding to the output's dtype. The reference is kernels/attention.py's decode_row.
+
+Rows. Parts are those of kernels/attention.py, cut by absolute position. Inside a part slots come in tiles of one size
+under a running maximum. A tile of which a row sees nothing multiplies its sums by 1 and adds 0, and a part of which it
+sees nothing adds 0 to the merge, whose parts add up in position order, by thirty-twos in one fixed tree, the own key
+last. So a row's bits depend on neither its place among the rows, its neighbours, how many are alive, nor the block that
+worked for it: a row of a tree equals the same token decoded alone once its ancestors are committed.
+
+Numbers. int8 codes are exact in fp16, and so are bf16 queries from 2^-17 up (normed queries are far from 65504); fp32
+queries are taken as the sum of two. Products add up in fp32 and the key's scale is applied after. A value's scale is a
+mantissa times a power of two: the power joins the exponent of which the running maximum is taken, so the weight times
+the mantissa stays below 2 and is rounded to fp16. bf16 caches take weights as sums of two bf16; fp32 caches multiply as
+three products of tf32. With S = sum |q_j k_j| D^-1/2 log2 e of the largest key, the output is off by at most
+
+    (w + 2^-23 (D + 16) S + 2^-23 (min(n, 2048) + 320)) sum p |v| / sum p,   w = 2^-11 int8, 2^-16 bf16, 2^-18 fp32,
+
+for n slots: a term for a weight's rounding, one for its score, one for the sums, of a part and of parts. With int8,
+weights that are subnormal in fp16 (2^-14 of the largest and less) add n 2^-25 127 of the largest product of a weight
+and a value's scale. fp32 queries over a bf16 cache are off by 2^-17 of themselves.
+
+Two launches, the parts and their merge. Which blocks take which parts is settled as they run, the long parts first,
+through a counter that the merge sets back to 0. Length, rows, depths and places are read on the device
+(kernels/attention_control.py), so one captured graph serves any length up to the capacity. On NVIDIA the codes of a
+tile go from memory to registers in the order of the matrix unit's operands, without shared memory: any order of
+channels or of slots will do for a sum if both factors have it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .attention import part_at
+from .attention_control import FLOATS, HEAD_DIMS, TILE, check_cache, want
+from .rows import SLOTS
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Room for the parts of one layer at a time; one serves every layer on a stream.
+
+    peak, total  float32 [kv_heads, parts, 8 * group]: m in bits and s, by row and query head of the group
+    sums         float32 [kv_heads, parts, 8 * group, D]: a
+    counter      int32 [1], 0 between launches
+    blocks       launched for the parts
+    """
+
+    peak: Tensor
+    total: Tensor
+    sums: Tensor
+    counter: Tensor
+    blocks: int
+
+
+def allocate(heads: int, kv_heads: int, head_dim: int, *, slots: int, device, blocks: int | None = None) -> Workspace:
+    """A workspace for caches of up to `slots` slots. Raises ValueError for shapes that the kernels do not take."""
+    device = torch.device(device)
+    if heads % kv_heads or not 1 <= heads // kv_heads <= 32:
+        raise ValueError(f"{heads} query heads over {kv_heads} key-value heads: groups of 1 to 32 are handled")
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"head dimension {head_dim}: {HEAD_DIMS} are handled")
+    parts = parts_of(slots)
+    if blocks is None:
+        multiprocessors = 4
+        if device.type == "cuda":
+            multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        blocks = 2 * multiprocessors  # as many as are resident: registers for two blocks of four warps
+    cells = (kv_heads, parts, SLOTS * (heads // kv_heads))
+    blocks = min(blocks, kv_heads * parts * -(-SLOTS // _block_rows(heads // kv_heads)))
+    return Workspace(
+        torch.empty(cells, device=device),
+        torch.empty(cells, device=device),
+        torch.empty(*cells, head_dim, device=device),
+        torch.zeros(1, dtype=torch.int32, device=device),
+        blocks,
+    )
+
+
+def parts_of(slots: int) -> int:
+    """How many parts hold `slots` slots."""
+    parts = end = 0
+    while end < slots:
+        end += part_at(end)
+        parts += 1
+    return parts
+
+
+def decode_attention(
+    q: Tensor,
+    keys,
+    values,
+    *,
+    control: Tensor,
+    workspace: Workspace,
+    gate: Tensor | None = None,
+    out: Tensor,
+    dependent: bool = False,
+) -> Tensor:
+    """Attention of up to eight rows, two launches; returns `out`, dead rows zero.
+
+    q             bf16, fp16 or fp32 [8, heads, D], normed and rotated; |q| < 65504
+    keys, values  with `numbers` int8, bf16 or fp32 [kv_heads, slots, D] and `scales`, float32 [kv_heads, slots] for
+                  int8, else None; slots is the end of a part
+    control       int32 [24], kernels/attention_control.py
+    gate          [8, heads, 2 D]: query | gate as projected, of which the gate is read; rows may lie further apart
+    out           [8, heads * D]
+    dependent     launched as programmatic dependents of the kernel before (NVIDIA, from compute capability 9.0)
+    Raises ValueError where a shape, dtype, stride or device does not fit.
+    """
+    _check(q, keys, values, control, workspace, gate, out)
+    _parts(q, keys, values, control, workspace, dependent)
+    _merge(q, keys, values, control, workspace, gate, out, dependent)
+    return out
+
+
+def _parts(q, keys, values, control, workspace, dependent):
+    import triton.language as tl  # here, because without a GPU nobody needs Triton
+
+    from . import _decode_attention_kernels as _kernels
+
+    group, shape, tensors = _common(q, keys, values, control, workspace, dependent)
+    kind = {torch.int8: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}[keys.numbers.dtype]
+    if not q.is_cuda and kind == tl.bfloat16:
+        kind = tl.float32  # the interpreter multiplies the bits of bf16 as integers
+    held = {tl.float16: (torch.float16, torch.bfloat16), tl.bfloat16: (torch.bfloat16,), tl.float32: FLOATS}[kind]
+    rows = _block_rows(group)
+    nvidia = q.is_cuda and torch.version.hip is None
+    _kernels.decode_attention_parts_kernel[(workspace.blocks,)](
+        *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows,
+        M=max(16, _power_of_two(rows * group)), T=16 if kind == tl.float32 else TILE, KIND=kind,
+        SPLIT_Q=q.dtype not in held, SPLIT_P=kind == tl.bfloat16, PRECISION="tf32x3" if nvidia else "ieee",
+        FAST=nvidia, INTERPRETED=not q.is_cuda, num_warps=4, **shape,
+    )  # fmt: skip
+
+
+def _merge(q, keys, values, control, workspace, gate, out, dependent):
+    from . import _decode_attention_kernels as _kernels
+
+    _, shape, tensors = _common(q, keys, values, control, workspace, dependent)
+    heads, dim = q.shape[1:]
+    block = min(dim, 64)
+    gates = (q, 0) if gate is None else (gate, gate.stride(0))
+    _kernels.decode_attention_merge_kernel[(heads, SLOTS, dim // block)](
+        *tensors, gates[0], out, gates[1], keys.numbers.shape[1], workspace.peak.shape[1],
+        BLOCK_D=block, CHUNK=32, GATED=gate is not None, num_warps=4, **shape,
+    )  # fmt: skip
+
+
+def _common(q, keys, values, control, workspace, dependent):
+    """(group, keywords, tensors) of both launches."""
+    kv_heads, _, dim = keys.numbers.shape
+    group = q.shape[1] // kv_heads
+    keywords = {"KV_HEADS": kv_heads, "GROUP": group, "D": dim, "DEPENDENT": dependent}
+    if dependent:
+        keywords["launch_pdl"] = True
+    scales = (keys.scales, values.scales) if keys.scales is not None else (workspace.peak, workspace.peak)
+    state = (control, workspace.counter, workspace.peak, workspace.total, workspace.sums)
+    return group, keywords, (q, keys.numbers, values.numbers, *scales, *state)
+
+
+def _block_rows(group):
+    """Rows of one block: their query heads fill at most 32 columns of the matrix unit, for the registers' sake."""
+    return min(SLOTS, 32 // _power_of_two(group))
+
+
+def _power_of_two(number):
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _check(q, keys, values, control, workspace, gate, out):
+    check_cache(keys, values, control)
+    numbers = keys.numbers
+    kv_heads, slots, dim = numbers.shape
+    heads = q.shape[1]
+    wanted = {"q": (q, (SLOTS, heads, dim), FLOATS), "out": (out, (SLOTS, heads * dim), FLOATS)}
+    if gate is not None:
+        wanted["gate"] = (gate, (SLOTS, heads, 2 * dim), FLOATS)
+    for name, (tensor, shape, dtypes) in wanted.items():
+        want(name, tensor, shape, dtypes, numbers.device)
+        if not (tensor[0] if name == "gate" else tensor).is_contiguous():
+            raise ValueError(f"{name} has strides {tensor.stride()}: call {name}.contiguous()")
+    have, wanted_parts = tuple(workspace.sums.shape), parts_of(slots)
+    if (have[0], *have[2:]) != (kv_heads, SLOTS * heads // kv_heads, dim) or have[1] < wanted_parts:
+        raise ValueError(
+            f"the workspace holds parts {list(have)}; {heads} heads over {kv_heads} x {slots} slots of {dim} want "
+            f"{wanted_parts}: allocate({heads}, {kv_heads}, {dim}, slots={slots}, ...)"
+        )

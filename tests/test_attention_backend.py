@@ -1,0 +1,88 @@
+"""Passes that attend by kernels: close to plain torch, the row contract through a trunk, and how they are chosen."""
+
+import copy
+
+import pytest
+import tiny
+import torch
+from fastqwen.attention import backend
+from fastqwen.engine.backends import choices
+from fastqwen.kernels.rows import ancestors
+from fastqwen.model.load import load_model
+from fastqwen.mtp.tree import Tree
+from fastqwen.weights import Checkpoint
+
+pytest.importorskip("triton")
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+PROMPT = 60  # the rows of a pass lie on both sides of a tile's end at 64
+TREE, TOKENS = Tree((2, 1, 1, 2, 1)), [7, 19, 300, 41, 5, 88, 120, 9]
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module", params=["int8", "fp32"])
+def trunk(request, tmp_path_factory):
+    folder = tiny.save_folder(tiny.oracle("gqa4"), tmp_path_factory.mktemp("attention"))
+    return load_model(Checkpoint.open(folder), DEVICE, torch.float32, kv=request.param).trunk
+
+
+def state_of(trunk, monkeypatch, by_kernel):
+    monkeypatch.setattr("fastqwen.attention.layer.attention_kernels", lambda device: (by_kernel, "said by a test"))
+    state = trunk.new_state(PROMPT + 32)
+    assert all((layer.scratch is not None) == by_kernel for layer in state.layers if hasattr(layer, "keys"))
+    prompt = torch.randint(0, 320, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
+    trunk.prefill(trunk.embed(prompt), state)
+    return state
+
+
+def test_logits_are_close_to_plain_torchs_over_two_passes_with_an_accepted_leaf_between(trunk, monkeypatch):
+    states = [state_of(trunk, monkeypatch, by_kernel) for by_kernel in (True, False)]
+    leaf = TREE.slot(4, 2)
+    for tree, tokens in ((TREE, TOKENS), (Tree((1,)), [11, 12])):
+        found, wanted = (trunk.verify(tokens, tree.parents, state)[1] for state in states)
+        # A weight is off by 2^-11 of itself with an int8 cache; with fp32 by 2^-18, and by as much of a score of up to
+        # 2^4 bits, where products are sums of tf32's. Logits have a spread of about one, and four layers of this model
+        # amplify a relative error of attention's output by less than four.
+        limit = 2**-9 if trunk.kv == "int8" else 2**-12
+        assert (found - wanted).abs().max() < limit
+        assert wanted[0].std() > 0.3 and not found[len(tokens) :].any()
+        if tree is TREE:
+            for state in states:
+                state.commit(ancestors(tree.parents, leaf))
+
+
+def test_a_row_of_a_pass_equals_one_token_at_a_time(trunk, monkeypatch):
+    start = state_of(trunk, monkeypatch, True)
+    logits = trunk.verify(TOKENS, TREE.parents, copy.deepcopy(start))[1]
+    for leaf in (TREE.depth, TREE.slot(1, 2), TREE.slot(4, 2)):
+        state = copy.deepcopy(start)
+        for slot in ancestors(TREE.parents, leaf):
+            alone = trunk.verify([TOKENS[slot]], [-1], state)[1][0]
+            assert torch.equal(alone, logits[slot])
+            state.commit([0])
+
+
+def test_kernels_are_used_on_a_gpu_whose_results_are_the_references():
+    assert backend.attention_kernels(torch.device("cpu")) == (False, "plain torch on cpu")
+    found = {choice.operation: choice.backend for choice in choices(torch.device("cpu"))}
+    assert found["decode_attention"] == found["attention_append"] == "torch"
+    assert backend.takes(16, 4, 256) and backend.takes(24, 4, 256) and not backend.takes(4, 4, 80)
+
+
+@pytest.mark.gpu
+def test_this_gpu_passes_the_self_check():
+    used, reason = backend.attention_kernels(torch.device("cuda"))
+    assert used, reason
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp32"])
+def test_self_check_compares_with_the_reference(kind, monkeypatch):
+    dtype = torch.bfloat16 if ON_GPU else torch.float32  # the interpreter cuts to bf16
+    assert backend._wrong_result(DEVICE, kind, dtype) is None
+    monkeypatch.setattr(backend, "decode_row", lambda q, *rest: torch.ones_like(q, dtype=torch.float32))
+    assert backend._wrong_result(DEVICE, kind, dtype) == f"{kind}: attention differs"
