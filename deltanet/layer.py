@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels import delta_rule
+from ..kernels import delta_decode, delta_rule
 from ..kernels.causal_conv import causal_conv
 from ..kernels.rms_norm import gated_rms_norm
 from ..kernels.rows import SLOTS, ancestors, each_row
 from ..weights import Norm, Reader
-from .state import DeltaNetState, Staged
+from .backend import delta_kernels
+from .state import DeltaNetState, KernelState, PlainState, Staged
 
 L2_EPS = 1e-6  # inside the square root of the q and k norms; source: Qwen3.5 in transformers 5.24
 
@@ -73,12 +74,20 @@ class GatedDeltaNet:
         self.dt_bias, self.gated_norm = reader.vector(prefix + "dt_bias"), reader.vector(prefix + "norm.weight")
 
     def new_state(self, *, dtype: torch.dtype, device: torch.device) -> DeltaNetState:
+        """An empty state; its kind decides how passes run: by the kernel where the device and the heads allow it."""
         c = self.config
+        heads = delta_decode.Heads(c.key_heads, c.value_heads, c.key_dim, c.value_dim)
+        if c.conv_taps == delta_decode.TAPS and delta_decode.supports(heads) and delta_kernels(device)[0]:
+            taps = self.taps.T.contiguous()
+            weights = delta_decode.Weights(heads, taps, self.rate, self.dt_bias, self.gated_norm, c.rms_eps)
+            return KernelState(weights, dtype=dtype, device=device)
         window = torch.zeros(c.conv_taps - 1, c.channels, dtype=dtype, device=device)
-        return DeltaNetState(window, torch.zeros(c.value_heads, c.key_dim, c.value_dim, device=device))
+        return PlainState(window, torch.zeros(c.value_heads, c.key_dim, c.value_dim, device=device))
 
     def prefill(self, x: Tensor, *, state: DeltaNetState) -> Tensor:
         """T prompt rows: x [T, H] -> x plus this layer's output, [T, H]; the state moves past them."""
+        if isinstance(state, KernelState):
+            return self.out(state.prefill(self.inputs(x)), x)[0]
         state.flush()
         columns, z, g, beta = self._gates(*self.inputs(x))
         q, k, v = self._split(causal_conv(columns, state.window, self.taps))
@@ -92,8 +101,11 @@ class GatedDeltaNet:
 
         The state is written only by replaying what is pending.
         """
-        state.flush()
         rows = len(parents)
+        if isinstance(state, KernelState):
+            mixed = state.run(self.inputs.verify(x, rows), parents)
+            return self.out.verify(mixed, rows, x)[0]
+        state.flush()
         columns, z, g, beta = each_row(self._gates, rows, *self.inputs.verify(x, rows))
         paths = [ancestors(parents, row) for row in range(rows)]
         windows = self._windows(columns, state.window, paths)

@@ -5,14 +5,41 @@ k, v, g, beta) in one of two buffers. `commit` names the accepted slots; the nex
 through the same `step` that produced the pass's own outputs and so writes the committed state once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ..kernels import delta_rule
-from ..kernels.rows import check_path
+from ..kernels import delta_decode, delta_prefill, delta_rule
+from ..kernels.rows import SLOTS, check_path
+
+
+class DeltaNetState(ABC):
+    """window [J-1, C] in the compute dtype, recurrent [Hv, dk, dv] float32; committed but for the pending path."""
+
+    window: Tensor
+    recurrent: Tensor
+
+    def __init__(self):
+        self._index = 0  # the buffer that the next pass fills
+        self._parents: tuple[int, ...] = ()
+        self._pending: tuple[int, ...] = ()  # slots of the other buffer, not yet replayed
+
+    def commit(self, path: Sequence[int]):
+        """Accepts the staged slots of `path`; they are replayed by the next pass or `flush`."""
+        check_path(self._parents, path)
+        self._pending, self._parents = tuple(path), ()
+
+    @abstractmethod
+    def flush(self):
+        """Replays the pending path, if any: the window and the recurrent state are then the committed ones."""
+
+    @abstractmethod
+    def replace(self, window: Tensor, recurrent: Tensor):
+        """Sets the committed state after prompt tokens."""
 
 
 @dataclass
@@ -27,29 +54,21 @@ class Staged:
     beta: Tensor
 
 
-class DeltaNetState:
-    """window [J-1, C] in the compute dtype, recurrent [Hv, dk, dv] float32; committed but for the pending path."""
+class PlainState(DeltaNetState):
+    """The state of a layer that runs in plain torch."""
 
     def __init__(self, window: Tensor, recurrent: Tensor):
+        super().__init__()
         self.window, self.recurrent = window, recurrent
         self._buffers: list[Staged | None] = [None, None]
-        self._index = 0  # the buffer that the next pass fills
-        self._parents: tuple[int, ...] = ()
-        self._pending: tuple[int, ...] = ()  # slots of the other buffer, not yet replayed
 
     def stage(self, staged: Staged, parents: Sequence[int]):
         """Keeps a pass's rows until `commit`. The pending path must have been replayed (`flush`) before."""
         assert not self._pending, "a pass was staged over a pending path"
         self._buffers[self._index], self._parents = staged, tuple(parents)
-
-    def commit(self, path: Sequence[int]):
-        """Accepts the staged slots of `path`; they are replayed by the next `flush`."""
-        check_path(self._parents, path)
-        self._pending, self._parents = tuple(path), ()
         self._index = 1 - self._index
 
     def flush(self):
-        """Replays the pending path, if any: the window and the recurrent state are then the committed ones."""
         if not self._pending:
             return
         staged = self._buffers[1 - self._index]
@@ -61,6 +80,59 @@ class DeltaNetState:
         self._pending = ()
 
     def replace(self, window: Tensor, recurrent: Tensor):
-        """Sets the committed state after prompt tokens."""
         assert not self._pending, "prompt tokens were run over a pending path"
         self.window, self.recurrent = window, recurrent
+
+
+class KernelState(DeltaNetState):
+    """The state of a layer that runs by kernels: a pass is one launch, which replays what is pending."""
+
+    def __init__(self, weights: delta_decode.Weights, *, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self._weights = weights
+        self._state = delta_decode.allocate(weights.heads, dtype=dtype, device=device)
+
+    @property
+    def window(self) -> Tensor:
+        return self._state.windows[1 - self._index]
+
+    @property
+    def recurrent(self) -> Tensor:
+        return self._state.recurrent
+
+    def run(self, inputs: Sequence[Tensor], parents: Sequence[int]) -> Tensor:
+        """The pass of a layer: qkv, z, b and a of eight slots (delta_decode.delta_decode) -> [SLOTS, Hv * dv]."""
+        heads, device = self._weights.heads, self._state.recurrent.device
+        out = inputs[0].new_empty(SLOTS, heads.value_heads * heads.value_dim)
+        control = _control(tuple(parents), self._index, self._pending, device)
+        # Scratch comes from the allocator with every launch: all layers then share the same memory.
+        steps = delta_decode.allocate_steps(heads, device)
+        delta_decode.delta_decode(inputs, self._weights, self._state, control=control, steps=steps, out=out)
+        self._index, self._pending, self._parents = 1 - self._index, (), tuple(parents)
+        return out
+
+    def prefill(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Prompt tokens: qkv, z, b, a of T rows (delta_prefill.prefill) -> [T, Hv * dv]; the state moves past them."""
+        self.flush()
+        state = {"window": self.window, "recurrent": self.recurrent}
+        out, window, recurrent = delta_prefill.prefill(inputs, self._weights, **state)
+        self.replace(window, recurrent)
+        return out
+
+    def flush(self):
+        if self._pending:
+            heads = self._weights.heads
+            sizes = heads.channels, heads.value_heads * heads.value_dim, heads.value_heads, heads.value_heads
+            self.run([self._state.windows.new_empty(SLOTS, size) for size in sizes], ())
+
+    def replace(self, window: Tensor, recurrent: Tensor):
+        assert not self._pending, "prompt tokens were run over a pending path"
+        self.window.copy_(window)
+        self.recurrent.copy_(recurrent)
+
+
+@lru_cache(maxsize=64)
+def _control(parents, buffer, pending, device):
+    """One upload for all layers of a pass."""
+    words = delta_decode.control_words(parents, buffer=buffer, pending=pending)
+    return torch.tensor(words, dtype=torch.int32, device=device)

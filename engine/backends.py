@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from ..attention.backend import attention_kernels
+from ..deltanet.backend import delta_kernels
 from ..weights.backend import float_kernels, packed_kernels
 
 PACKED_OPERATIONS = ("prepare", "packed_linear", "unpack")
 ATTENTION_OPERATIONS = ("attention_append", "decode_attention")
-OTHERS = ("rms_norm", "causal_conv", "delta_rule", "prefill_attention", "sampling")
+DELTA_OPERATIONS = ("delta_decode", "delta_prefill")
+OTHERS = ("rms_norm", "prefill_attention", "sampling")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ def choices(device: torch.device) -> list[Choice]:
     for operations, (used, reason) in (
         (PACKED_OPERATIONS, packed_kernels(device)),
         (ATTENTION_OPERATIONS, attention_kernels(device)),
+        (DELTA_OPERATIONS, delta_kernels(device)),
         (("linear",), float_kernels(device, torch.bfloat16)),  # what a GPU computes in unless told otherwise
     ):
         found += [Choice(operation, "triton" if used else "torch", reason) for operation in operations]

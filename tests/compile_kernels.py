@@ -189,6 +189,41 @@ def attention_variants(module, append, target):
         yield attention_source(append.append_kernel, kind, rows), options | {"enable_fp_fusion": False}
 
 
+def delta_source(kernel, dtype, wide, **constants):
+    """`wide` names the pointers of the compute dtype; the rest is float32."""
+    pointers = {name: "fp32" for name in kernel.arg_names if name.startswith("p_")} | dict.fromkeys(wide, dtype)
+    pointers |= {"p_control": "i32"}
+    types = {name: "*" + kind for name, kind in pointers.items()} | dict.fromkeys(constants, "constexpr")
+    signature = {name: types.get(name, "fp32" if name == "eps" else "i32") for name in kernel.arg_names}
+    aligned = [
+        (i,)
+        for i, name in enumerate(signature)
+        if name in ("x_stride", "z_stride") or (name in pointers and name not in ("p_a", "p_b"))
+    ]
+    return ASTSource(kernel, signature, constants, {index: [["tt.divisibility", 16]] for index in aligned})
+
+
+def delta_variants(decode, prefill, target):
+    """(source, options) of the real head sizes and of the smallest."""
+    dependent = target.backend == "cuda" and target.arch >= 90
+    precision = "tf32x3" if target.backend == "cuda" else "ieee"
+    for dtype, heads, dim in (("bf16", 32, 128), ("fp16", 48, 128), ("fp32", 2, 16)):
+        shape = {"HK": 1 if dim == 16 else 16, "HV": heads, "DK": dim, "DV": dim}
+        wide = ("p_x", "p_z", "p_b", "p_a", "p_windows", "p_columns", "p_out")
+        options = {"num_warps": max(1, dim * 2 // target.warp_size), "enable_fp_fusion": False}
+        options |= {"launch_pdl": True} if dependent else {}
+        yield delta_source(decode, dtype, wide, **shape, DEPENDENT=dependent, PREFETCH=True), options
+        if dtype == "fp16":
+            continue
+        pieces = {"PK": min(dim, 32), "CHUNK": 32, "PRECISION": precision}
+        for kernel, columns in ((prefill.chunk_kernel, min(dim, 32)), (prefill.walk_kernel, 16)):
+            yield delta_source(kernel, dtype, (), **shape, **pieces, PV=columns), {"num_warps": 2}
+        wide = ("p_x", "p_b", "p_a", "p_window")
+        yield delta_source(prefill.inputs_kernel, dtype, wide, **shape, ROWS=16), {"num_warps": 4}
+        norm = {"HV": heads, "DV": dim, "ROWS": 16}
+        yield delta_source(prefill.gated_norm_kernel, dtype, ("p_z", "p_out"), **norm), {"num_warps": 4}
+
+
 def variants(target):
     append = kernel_module("_attention_append_kernel")
     yield from attention_variants(kernel_module("_decode_attention_kernels"), append, target)
@@ -196,6 +231,8 @@ def variants(target):
     yield from prepare_variants(kernel_module("_prepare_kernels").prepare_kernel, target)
     yield from packed_variants(kernel_module("_packed_kernels"), target)
     yield from float_variants(kernel_module("_float_linear_kernels").float_linear_kernel, target)
+    decode, prefill = kernel_module("_delta_decode_kernels"), kernel_module("_delta_prefill_kernels")
+    yield from delta_variants(decode.delta_decode_kernel, prefill, target)
 
 
 def main():

@@ -128,10 +128,10 @@ def test_doctor_names_versions_devices_and_a_backend_for_every_operation(capsys)
     assert code == 0
     assert value["versions"]["torch"] == torch.__version__
     assert value["devices"][0]["name"] == "cpu"
-    assert {entry["operation"] for entry in value["operations"]} >= {"linear", "delta_rule", "decode_attention"}
+    assert {entry["operation"] for entry in value["operations"]} >= {"linear", "delta_decode", "decode_attention"}
     assert all(entry["backend"] and entry["reason"] for entry in value["operations"])
     code, out, _ = run(capsys, "doctor")
-    assert code == 0 and "delta_rule" in out
+    assert code == 0 and "delta_decode" in out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,230 @@
+"""Times the DeltaNet kernels on a GPU, correctness first.
+
+python -m fastqwen.benchmarks.deltanet [--shape 9b 27b]
+
+The decode step of kernels/delta_decode.py: convolution, gates, norms, rule and gated norm of one layer, as a pass runs
+them. First every row of a tree and the state that each of its paths leaves are compared bit for bit with one token at a
+time, and the float32 form with the reference. Then a chain of launches over layers whose states exceed the L2, as one
+CUDA graph, each a programmatic dependent of the one before where the GPU can. The floor is the bytes of the state, read
+and written once, at the machine's read ceiling; an empty launch in the same chain is printed beside it.
+
+Then kernels/delta_prefill.py over 512 tokens of a prompt, checked against the reference's chunks in float64.
+"""
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+
+from ..kernels import delta_prefill, delta_rule
+from ..kernels._dependent_launch import gdc_launch_dependents, gdc_wait
+from ..kernels.delta_decode import Heads, Weights, allocate, allocate_steps, control_words, delta_decode, reference
+from ..kernels.rows import ancestors
+from .timing import graph_microseconds, read_ceiling
+
+SHAPES = {"9b": Heads(16, 32, 128, 128), "27b": Heads(16, 48, 128, 128)}
+CHAIN = tuple(range(-1, 7))
+TREE = (-1, 0, 1, 2, 0, 0, 1, 2)  # widths (3, 2, 2)
+# what, parents, pending, gate and goal in microseconds by shape
+CASES = (
+    ("8 rows in a chain, 4 pending", CHAIN, 4, {"9b": (13, 8), "27b": (14, 9)}),
+    ("8 rows in a tree, 4 pending", TREE, 4, {}),
+    ("8 rows in a tree, 1 pending", TREE, 1, {}),
+    ("4 rows in a chain, 2 pending", CHAIN[:4], 2, {}),
+    ("1 row, 1 pending", (-1,), 1, {"9b": (9, None), "27b": (10, None)}),
+    ("1 row, nothing pending", (-1,), 0, {}),
+    ("final commit, 1 pending", (), 1, {}),
+)
+SEED, CALLS, ROTATE_BYTES = 0, 96, 300e6
+
+
+@triton.jit
+def _empty_kernel(p_out, DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    tl.store(p_out + tl.program_id(0), 1.0)
+
+
+def make_weights(heads: Heads, device) -> Weights:
+    """Random vectors of a layer whose heads forget over 1 to 100 tokens."""
+    rate = -torch.logspace(-2, 0, heads.value_heads, device=device)
+    taps = torch.randn(4, heads.channels, device=device) * 0.5
+    norm = torch.randn(heads.value_dim, device=device)
+    return Weights(heads, taps, rate, torch.randn(heads.value_heads, device=device), norm, 1e-6)
+
+
+def make_inputs(heads: Heads, dtype, device) -> list[torch.Tensor]:
+    """What a layer's projections give, as columns of one matrix."""
+    sizes = [heads.channels, heads.value_heads * heads.value_dim, heads.value_heads, heads.value_heads]
+    return list(torch.randn(8, sum(sizes), device=device).to(dtype).split(sizes, 1))
+
+
+class Runner:
+    """A state with its weights, and passes over it."""
+
+    def __init__(self, weights, dtype, device, dependent):
+        self.weights, self.dependent, self.device = weights, dependent, device
+        self.state, self.steps = (
+            allocate(weights.heads, dtype=dtype, device=device),
+            allocate_steps(weights.heads, device),
+        )
+        self.buffer = 0
+
+    def __call__(self, inputs, parents, pending, function=delta_decode):
+        words = control_words(parents, buffer=self.buffer, pending=pending)
+        control = torch.tensor(words, dtype=torch.int32, device=self.device)
+        self.buffer = 1 - self.buffer
+        if function is reference:
+            return reference(inputs, self.weights, self.state, control)
+        out = torch.full_like(inputs[1], float("nan"), memory_format=torch.contiguous_format)
+        return delta_decode(
+            inputs, self.weights, self.state, control=control, steps=self.steps, out=out, dependent=self.dependent
+        )  # fmt: skip
+
+
+def check(heads: Heads, device, dependent: bool):
+    """Raises AssertionError where the kernel is not the reference, or a row or state not that of plain decoding."""
+    weights = make_weights(heads, device)
+    ours, theirs = (Runner(weights, torch.float32, device, dependent) for _ in range(2))
+    pending = ()
+    for parents, slot in ((CHAIN, 4), (TREE, 7), ((-1,), 0)):
+        inputs = make_inputs(heads, torch.float32, device)
+        found, wanted = ours(inputs, parents, pending), theirs(inputs, parents, pending, reference)
+        # Both lie within a few roundings a token of the float64 definition (tests/test_delta_decode.py).
+        assert (found - wanted).norm() < 1e-4 * wanted.norm(), "outputs differ from the reference"
+        pending = ancestors(parents, slot)
+    assert (ours.state.recurrent - theirs.state.recurrent).norm() < 1e-5 * theirs.state.recurrent.norm()
+
+    inputs = make_inputs(heads, torch.bfloat16, device)
+    for parents in (CHAIN, TREE):
+        for slot in range(8):
+            tree, plain = (Runner(weights, torch.bfloat16, device, dependent) for _ in range(2))
+            out, path, pending = tree(inputs, parents, ()), ancestors(parents, slot), ()
+            for at in path:
+                row = [part[[at] * 8] for part in inputs]
+                assert torch.equal(plain(row, (-1,), pending)[0], out[at]), f"row {at} of {parents}"
+                pending = (0,)
+            tree(inputs, (), path)
+            plain(inputs, (), pending)
+            assert torch.equal(tree.state.recurrent, plain.state.recurrent), f"state after {path} of {parents}"
+            window = tree.state.windows[1 - tree.buffer]
+            assert torch.equal(window, plain.state.windows[1 - plain.buffer]), f"window after {path} of {parents}"
+
+
+def bench(shape: str) -> dict:
+    """Prints a row a case; returns the summary that is printed last as JSON."""
+    device, heads = torch.device("cuda"), SHAPES[shape]
+    torch.manual_seed(SEED)
+    dependent = torch.version.hip is None and torch.cuda.get_device_capability() >= (9, 0)
+    check(heads, device, dependent)
+    state_bytes = heads.value_heads * heads.key_dim * heads.value_dim * 4
+    layers = min(CALLS, int(ROTATE_BYTES // state_bytes) + 1)
+    runners = [Runner(make_weights(heads, device), torch.bfloat16, device, dependent) for _ in range(layers)]
+    inputs = [make_inputs(heads, torch.bfloat16, device) for _ in range(8)]
+    steps, out = allocate_steps(heads, device), torch.zeros_like(inputs[0][1], memory_format=torch.contiguous_format)
+    ceiling = read_ceiling(device)
+    floor = 2 * state_bytes / ceiling / 1e3
+    empty = graph_microseconds(
+        [lambda: _empty_kernel[(heads.value_heads,)](steps, dependent, **({"launch_pdl": True} if dependent else {}))]
+        * CALLS
+    )  # fmt: skip
+    rows = []
+    for name, parents, count, targets in CASES:
+        words = control_words(parents, buffer=0, pending=tuple(range(count)))
+        control = torch.tensor(words, dtype=torch.int32, device=device)
+        times = {}
+        for prefetch in (True, False):
+            options = {"control": control, "steps": steps, "out": out, "dependent": dependent, "prefetch": prefetch}
+            calls = [
+                lambda runner=runners[i % layers], x=inputs[i % 8], options=options: delta_decode(
+                    x, runner.weights, runner.state, **options
+                )
+                for i in range(CALLS)
+            ]
+            times["us" if prefetch else "us_without_prefetch"] = round(graph_microseconds(calls), 2)
+        gate, goal = targets.get(shape, (None, None))
+        rows.append({"case": name, **times, "gate_us": gate, "goal_us": goal})
+        print(f"  {shape}: " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    root = Path(__file__).resolve().parent.parent
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout
+    return {
+        "what": "deltanet decode step", "shape": shape, "gpu": torch.cuda.get_device_name(device),
+        "torch": torch.__version__, "triton": triton.__version__, "commit": commit.strip(), "seed": SEED,
+        "read_ceiling_GBps": round(ceiling), "floor_us": round(floor, 2), "empty_us": round(empty, 2),
+        "registers_spills": list(_binaries()), "cases": rows,
+    }  # fmt: skip
+
+
+def bench_prompt(shape: str, tokens: int = 512) -> dict:
+    """Microseconds of one layer over `tokens` of a prompt; the rule alone beside the reference's in plain torch."""
+    device, heads = torch.device("cuda"), SHAPES[shape]
+    torch.manual_seed(SEED)
+    repeat = heads.value_heads // heads.key_heads
+    q, k = (torch.randn(tokens, heads.key_heads, heads.key_dim, device=device) for _ in range(2))
+    q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+    v = torch.randn(tokens, heads.value_heads, heads.value_dim, device=device)
+    g, beta = (
+        -torch.rand(tokens, heads.value_heads, device=device),
+        torch.rand(tokens, heads.value_heads, device=device),
+    )
+    state = torch.randn(heads.value_heads, heads.key_dim, heads.value_dim, device=device)
+    repeated = [x.repeat_interleave(repeat, 1) for x in (q, k)]
+    for found, wanted in zip(
+        delta_prefill.chunked(state, q, k, v, g, beta),
+        delta_rule.chunked(*(x.double() for x in (state, *repeated, v, g, beta))),
+        strict=True,
+    ):
+        error = ((found - wanted).norm() / wanted.norm()).item()
+        assert error < 3e-5, f"chunks differ from the float64 reference by {error}"
+    weights = make_weights(heads, device)
+    whole = torch.randn(tokens, heads.channels + heads.value_heads * (heads.value_dim + 2), device=device).bfloat16()
+    sizes = [heads.channels, heads.value_heads * heads.value_dim, heads.value_heads, heads.value_heads]
+    inputs, window = whole.split(sizes, 1), torch.zeros(3, heads.channels, dtype=torch.bfloat16, device=device)
+    calls = {
+        "layer_us": lambda: delta_prefill.prefill(inputs, weights, window=window, recurrent=state),
+        "rule_us": lambda: delta_prefill.chunked(state, q, k, v, g, beta),
+    }
+    times = {name: round(graph_microseconds([call] * 8), 1) for name, call in calls.items()}
+    times["torch_rule_us"] = round(_eager_microseconds(lambda: delta_rule.chunked(state, *repeated, v, g, beta)), 1)
+    print(f"  {shape}: {tokens} tokens, error {error:.1e}, {times}", flush=True)
+    return {"what": "deltanet prompt", "shape": shape, "tokens": tokens, "relative_error": error} | times
+
+
+def _eager_microseconds(call, calls=10):
+    """Mean of plain calls: the reference's solver cannot be captured."""
+    call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / calls
+
+
+def _binaries():
+    """(registers, spills) of the forms compiled so far, where this Triton tells them."""
+    from ..kernels._delta_decode_kernels import delta_decode_kernel
+
+    for caches in getattr(delta_decode_kernel, "device_caches", {}).values():
+        for binary in caches[0].values():
+            yield getattr(binary, "n_regs", None), getattr(binary, "n_spills", None)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    shapes = parser.parse_args().shape
+    for shape in shapes:
+        print(json.dumps(bench(shape)), flush=True)
+    for shape in shapes:
+        print(json.dumps(bench_prompt(shape)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
