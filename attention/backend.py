@@ -1,7 +1,6 @@
 """Whether a pass's attention runs from kernels on a device: decided once, by a check against the reference."""
 
 import functools
-import logging
 
 import torch
 from torch import Tensor
@@ -12,30 +11,17 @@ from ..kernels.attention_control import HEAD_DIMS, new_control, write_control
 from ..kernels.decode_attention import allocate, decode_attention
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import SLOTS, cache_offsets, depths
-from .cache import KINDS, KVCache
+from ..weights.backend import decide
+from .cache import KVCache
 from .rotary import rotate
 
-logger = logging.getLogger(__name__)
 _PARENTS = (-1, 0, 1, 1, 0)
 
 
 @functools.cache
-def attention_kernels(device: torch.device) -> tuple[bool, str]:
-    """(whether to use the kernels, why). A failure is logged once and the torch path taken."""
-    if device.type != "cuda":
-        return False, f"plain torch on {device.type}"
-    try:
-        import triton
-    except ImportError:
-        return False, "plain torch: Triton is not installed (on Windows: pip install triton-windows)"
-    try:
-        wrong = next(filter(None, (_wrong_result(device, kind) for kind in KINDS)), None)
-    except Exception as error:  # whatever a compiler or driver raises, the torch path still works
-        wrong = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    if wrong is not None:
-        logger.warning("FastQwen: attention kernels are not used on %s (%s); plain torch is slower.", device, wrong)
-        return False, f"plain torch: the kernels' self-check failed ({wrong})"
-    return True, f"Triton {triton.__version__}, checked against the reference on {device}"
+def attention_kernels(device: torch.device, kind: str) -> tuple[bool, str]:
+    """(whether to use the kernels for caches of a kind of KINDS, why). A failure is logged once."""
+    return decide(device, f"{kind} attention", lambda device: _wrong_result(device, kind))
 
 
 def takes(heads: int, kv_heads: int, head_dim: int) -> bool:

@@ -57,7 +57,7 @@ class GatedAttention:
         """An empty cache; layers whose passes run one after another may share a `scratch`."""
         config = self.config
         cache = KVCache(config.kv_heads, config.head_dim, capacity=capacity, kind=kind, device=device)
-        if attention_kernels(device)[0] and takes(config.heads, config.kv_heads, config.head_dim):
+        if attention_kernels(device, kind)[0] and takes(config.heads, config.kv_heads, config.head_dim):
             cache.scratch = scratch or DecodeScratch()
         return cache
 

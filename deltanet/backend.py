@@ -1,33 +1,18 @@
 """Whether DeltaNet layers run by kernels on a device: decided once, by a check against the reference."""
 
 import functools
-import logging
 
 import torch
 
 from ..kernels import delta_decode, delta_prefill, delta_rule
 from ..kernels.delta_decode import Heads, Weights
-
-logger = logging.getLogger(__name__)
+from ..weights.backend import decide
 
 
 @functools.cache
 def delta_kernels(device: torch.device) -> tuple[bool, str]:
     """(whether to use the kernels, why). A failure is logged once and the torch path taken."""
-    if device.type != "cuda":
-        return False, f"plain torch on {device.type}"
-    try:
-        import triton
-    except ImportError:
-        return False, "plain torch: Triton is not installed (on Windows: pip install triton-windows)"
-    try:
-        wrong = wrong_result(device)
-    except Exception as error:  # whatever a compiler or driver raises, the torch path still works
-        wrong = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    if wrong is not None:
-        logger.warning("FastQwen: the DeltaNet kernels are not used on %s (%s); plain torch is slower.", device, wrong)
-        return False, f"plain torch: the kernels' self-check failed ({wrong})"
-    return True, f"Triton {triton.__version__}, checked against the reference on {device}"
+    return decide(device, "DeltaNet", wrong_result)
 
 
 def wrong_result(device: torch.device) -> str | None:

@@ -6,6 +6,7 @@ import torch
 
 from ..attention.backend import attention_kernels
 from ..deltanet.backend import delta_kernels
+from ..model.load import default_kv
 from ..weights.backend import float_kernels, packed_kernels
 
 PACKED_OPERATIONS = ("prepare", "packed_linear", "unpack")
@@ -28,7 +29,7 @@ def choices(device: torch.device) -> list[Choice]:
     found = []
     for operations, (used, reason) in (
         (PACKED_OPERATIONS, packed_kernels(device)),
-        (ATTENTION_OPERATIONS, attention_kernels(device)),
+        (ATTENTION_OPERATIONS, attention_kernels(device, default_kv(device))),
         (DELTA_OPERATIONS, delta_kernels(device)),
         (("linear",), float_kernels(device, torch.bfloat16)),  # what a GPU computes in unless told otherwise
     ):

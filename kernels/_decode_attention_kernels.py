@@ -82,6 +82,15 @@ def _exponent(scale):
 
 
 @triton.jit
+def _high(x, KIND: tl.constexpr):
+    """x cut to the bits that KIND holds, as float32. By its bits: a compiler may take x.to(KIND).to(float32) for x."""
+    if tl.bfloat16 == KIND:
+        return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    else:
+        return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _dot(a, b, acc, PRECISION: tl.constexpr):
     if a.dtype == tl.float32:
         return tl.dot(a, b, acc, input_precision=PRECISION)
@@ -148,13 +157,13 @@ def _attend(
     halves = (p * inverse[:, None]).reshape(T // 16, 2, 8, M)
     total = total * shrink[None, None, :] + tl.sum(halves, 1)
     p = p * mantissa[:, None]
-    p_high = p.to(KIND)
+    p_high = (_high(p, KIND) if SPLIT_P else p).to(KIND)
     values = value_fragments(v, v_odd, T, D, FAST) if WORDS else tl.trans(v.to(KIND))
     if WORDS:
         v, v_odd, vs = _load_values(p_v, p_vs, t + T, stop, T, D)
     acc = _dot(values, p_high, acc * shrink[None, :], PRECISION)
     if SPLIT_P:
-        acc = _dot(values, (p - p_high.to(tl.float32)).to(KIND), acc, PRECISION)
+        acc = _dot(values, (p - _high(p, KIND)).to(KIND), acc, PRECISION)
     return k, ks, v, v_odd, vs, new_peak, total, acc
 
 
@@ -205,8 +214,8 @@ def decode_attention_parts_kernel(
         next_item = item + blocks
         if items > blocks:  # after the loads were asked for, since the whole block waits for the answer
             next_item = blocks + tl.atomic_add(p_counter, 1, sem="relaxed")
-        q_high = q.to(KIND)
-        q_low = (q - q_high.to(tl.float32)).to(KIND) if SPLIT_Q else q_high
+        q_high = (_high(q, KIND) if SPLIT_Q else q).to(KIND)
+        q_low = (q - _high(q, KIND)).to(KIND) if SPLIT_Q else q_high
         q_high = query_fragments(q_high, M, D) if WORDS else tl.trans(q_high)
         q_low = query_fragments(q_low, M, D) if WORDS else tl.trans(q_low)
         peak = tl.full((M,), float("-inf"), tl.float32)

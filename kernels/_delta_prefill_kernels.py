@@ -170,8 +170,8 @@ def inputs_kernel(
         h = part - 2 * HK
         o_value = h * DV + tl.arange(0, DV)[None, :]
         o_channel = 2 * HK * DK + o_value
-        columns = _prompt_columns(p_x, x_stride, p_window, token, o_channel, live, C)
-        v = convolve(columns, _prompt_taps(p_taps, o_channel, C))
+        value_columns = _prompt_columns(p_x, x_stride, p_window, token, o_channel, live, C)
+        v = convolve(value_columns, _prompt_taps(p_taps, o_channel, C))
         tl.store(p_v + (token * HV * DV)[:, None] + o_value, v, mask=live[:, None])
         a = tl.load(p_a + token * a_stride + h, mask=live, other=0.0)
         b = tl.load(p_b + token * b_stride + h, mask=live, other=0.0)

@@ -138,21 +138,14 @@ def packed_linear_kernel(
         n1 = zero
         n2 = zero
         n3 = zero
-        # What the end of the slab needs is asked for here: behind the products it would be waited for
-        # (and so it would where it is converted).
+        # The scales that the end of a slab needs come from memory: they are asked for a slab ahead. A residual lies in
+        # the L2 and is not: its addresses would take the registers that keep records in flight.
         row = b * 16 + o_out // 4
         scale0 = next_scale0
         scale1 = next_scale1
         m_next = b + step + o_out * 0 < slabs
         next_scale0 = tl.load(p_channel_scale + row + step * 16, mask=m_next)
         next_scale1 = tl.load(p_channel_scale + row + step * 16 + 8, mask=m_next)
-        o0 = m * rows + row
-        o1 = o0 + rows
-        if RESIDUAL:
-            e0 = tl.load(p_residual + o0)
-            e1 = tl.load(p_residual + o1)
-            e2 = tl.load(p_residual + o0 + 8)
-            e3 = tl.load(p_residual + o1 + 8)
         if TABLES:
             p_levels = p_table + tl.load(p_table_of + b) * 1024
             if WINDOW:
@@ -216,15 +209,17 @@ def packed_linear_kernel(
         a1 = tl.sum((p1 - n1).reshape(WARPS, 32), 0).to(tl.float32)
         a2 = tl.sum((p2 - n2).reshape(WARPS, 32), 0).to(tl.float32)
         a3 = tl.sum((p3 - n3).reshape(WARPS, 32), 0).to(tl.float32)
+        o0 = m * rows + row
+        o1 = o0 + rows
         y0 = a0 * scale0 * x_scale0
         y1 = a1 * scale0 * x_scale1
         y2 = a2 * scale1 * x_scale0
         y3 = a3 * scale1 * x_scale1
         if RESIDUAL:
-            y0 += e0.to(tl.float32)
-            y1 += e1.to(tl.float32)
-            y2 += e2.to(tl.float32)
-            y3 += e3.to(tl.float32)
+            y0 += tl.load(p_residual + o0).to(tl.float32)
+            y1 += tl.load(p_residual + o1).to(tl.float32)
+            y2 += tl.load(p_residual + o0 + 8).to(tl.float32)
+            y3 += tl.load(p_residual + o1 + 8).to(tl.float32)
         tl.store(p_out + o0, y0.to(p_out.dtype.element_ty))
         tl.store(p_out + o1, y1.to(p_out.dtype.element_ty))
         tl.store(p_out + o0 + 8, y2.to(p_out.dtype.element_ty))

@@ -86,6 +86,7 @@ class Config:
     warps: int
     blocks: int
     early: bool
+    registers: int | None = None  # at most, for one more block a multiprocessor; None: as many as the compiler takes
 
 
 def magnitude_table(levels: Tensor) -> Tensor:
@@ -150,8 +151,8 @@ def packed_linear(
         return out
     if dependent:
         options["launch_pdl"] = True
-    # With a residual's addresses too, early loads of 4 bits take 150 registers: one block of eight warps at a time.
-    early = config.early and (residual is None or layout.bits != 4)
+    if config.registers is not None:
+        options["maxnreg"] = config.registers
     blocks, plain_rows = min(config.blocks, slabs), 0
     beside = (out, out, out)
     if plain is not None:
@@ -162,7 +163,7 @@ def packed_linear(
         x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table, *behind, *beside,
         slabs, blocks, max(weight.window, 0), plain_rows,
         K=layout.columns, J=layout.record_columns // 64, WARPS=config.warps, WINDOW=weight.window >= 0,
-        EARLY=early, PLAIN=plain is not None, PLAIN_K=0 if plain is None else launch.block_k,
+        EARLY=config.early, PLAIN=plain is not None, PLAIN_K=0 if plain is None else launch.block_k,
         DEPENDENT=dependent, num_warps=config.warps, **constants, **options,
     )  # fmt: skip
     return out
@@ -201,9 +202,10 @@ def launch_config(layout: Layout, multiprocessors: int) -> Config:
         return Config(8 if layout.rows <= 4096 else 4, layout.rows, True)  # a block for each slab
     if layout.rows <= 4096 or layout.columns >= 3 * layout.rows:
         return Config(8, layout.rows, layout.columns <= 4096)
-    all_at_once = layout.rows <= 16 * 8 * multiprocessors  # with two warps a slab
-    if layout.rows > 10240 and (all_at_once or layout.rows > 32768):
+    if layout.rows > 32768:
         return Config(2, 8 * multiprocessors, False)
+    if 10240 < layout.rows <= 16 * 9 * multiprocessors:  # all slabs at once, two warps on each
+        return Config(2, 9 * multiprocessors, False, registers=112)
     return Config(4, 4 * multiprocessors, layout.columns <= 4096)
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import tiny
 import torch
-from fastqwen.attention import backend
+from fastqwen.attention import KINDS, backend
 from fastqwen.engine.backends import choices
 from fastqwen.kernels.rows import ancestors
 from fastqwen.model.load import load_model
@@ -32,7 +32,9 @@ def trunk(request, tmp_path_factory):
 
 
 def state_of(trunk, monkeypatch, by_kernel):
-    monkeypatch.setattr("fastqwen.attention.layer.attention_kernels", lambda device: (by_kernel, "said by a test"))
+    monkeypatch.setattr(
+        "fastqwen.attention.layer.attention_kernels", lambda device, kind: (by_kernel, "said by a test")
+    )
     state = trunk.new_state(PROMPT + 32)
     assert all((layer.scratch is not None) == by_kernel for layer in state.layers if hasattr(layer, "keys"))
     prompt = torch.randint(0, 320, (PROMPT,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -68,15 +70,16 @@ def test_a_row_of_a_pass_equals_one_token_at_a_time(trunk, monkeypatch):
 
 
 def test_kernels_are_used_on_a_gpu_whose_results_are_the_references():
-    assert backend.attention_kernels(torch.device("cpu")) == (False, "plain torch on cpu")
+    assert backend.attention_kernels(torch.device("cpu"), "int8") == (False, "plain torch on cpu")
     found = {choice.operation: choice.backend for choice in choices(torch.device("cpu"))}
     assert found["decode_attention"] == found["attention_append"] == "torch"
     assert backend.takes(16, 4, 256) and backend.takes(24, 4, 256) and not backend.takes(4, 4, 80)
 
 
 @pytest.mark.gpu
-def test_this_gpu_passes_the_self_check():
-    used, reason = backend.attention_kernels(torch.device("cuda"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_this_gpu_passes_the_self_check(kind):
+    used, reason = backend.attention_kernels(torch.device("cuda"), kind)
     assert used, reason
 
 

@@ -15,16 +15,20 @@ logger = logging.getLogger(__name__)
 @functools.cache
 def packed_kernels(device: torch.device) -> tuple[bool, str]:
     """(whether packed layers use kernels, why). A failure is logged once and the torch path taken."""
-    return _decide(device, "packed", _wrong_packed)
+    return decide(device, "packed", _wrong_packed)
 
 
 @functools.cache
 def float_kernels(device: torch.device, dtype: torch.dtype) -> tuple[bool, str]:
     """The same for plain layers whose weights have `dtype`."""
-    return _decide(device, "plain linear", lambda device: _wrong_float(device, dtype))
+    return decide(device, "plain linear", lambda device: _wrong_float(device, dtype))
 
 
-def _decide(device: torch.device, kind: str, wrong_result: Callable[[torch.device], str | None]) -> tuple[bool, str]:
+def decide(device: torch.device, kind: str, wrong_result: Callable[[torch.device], str | None]) -> tuple[bool, str]:
+    """(whether the kernels of `kind` are used on a device, why).
+
+    wrong_result  runs them once; what differs from the reference, or None. A failure is logged and torch's path taken.
+    """
     if device.type != "cuda":
         return False, f"plain torch on {device.type}"
     try:
