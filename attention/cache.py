@@ -46,7 +46,8 @@ class Stored:
 
 
 class KVCache:
-    """Keys and values as `kind` ("int8", "bf16" or "fp32").
+    """Keys and values as `kind` ("int8", "bf16" or "fp32"). What `append` and `stage` take and `read` gives are keys as
+    `for_cache` made them; `mixed` says whether that changes them.
 
     `length` tokens are committed. A pass stages its rows in the slots that follow; `commit` keeps a path by
     moving an accepted leaf to its true slot, and everything else is overwritten by the next pass. `scratch` is what the
@@ -54,7 +55,7 @@ class KVCache:
     """
 
     def __init__(self, kv_heads: int, head_dim: int, *, capacity: int, kind: str, device: torch.device):
-        self.capacity = capacity
+        self.capacity, self.mixed = capacity, kind == "int8" and kv_int8.mixes(head_dim)
         slots = _round_up_to_part(capacity + SLOTS)
         self.keys = Stored(kv_heads, slots, head_dim, kind=kind, device=device)
         self.values = Stored(kv_heads, slots, head_dim, kind=kind, device=device)
@@ -65,6 +66,12 @@ class KVCache:
     @property
     def bytes(self) -> int:
         return self.keys.bytes + self.values.bytes
+
+    def for_cache(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [..., heads, D] in the basis that keys are kept in; their products are the same."""
+        if not self.mixed:
+            return q, k
+        return kv_int8.mixed_queries(q).to(q.dtype), kv_int8.mixed_keys(k)
 
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of slots start..end-1 as float32 [kv_heads, end - start, D]."""

@@ -68,6 +68,7 @@ class GatedAttention:
         """
         start = cache.length
         q, gate, k, v = self._heads(*self.qkv(x), cos, sin)
+        q, k = cache.for_cache(q, k)
         cache.append(k, v)
         o = prefill_rows(q.transpose(0, 1).contiguous(), cache.read, start)
         return self.out(_gated(o.transpose(0, 1), gate), x)[0]
@@ -82,6 +83,7 @@ class GatedAttention:
         if cache.scratch is not None:
             return self.out.verify(self._attend(projected, cos, sin, parents, cache), rows, x)[0]
         q, gate, k, v = each_row(self._heads, rows, *projected, cos, sin)
+        q, k = each_row(cache.for_cache, rows, q, k)
         slots = cache.stage(k, v, parents)
         o = torch.zeros_like(q)
         for row, depth in enumerate(depths(parents)):

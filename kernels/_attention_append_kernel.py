@@ -26,6 +26,22 @@ def _normed_and_rotated(p_x, p_norm, p_cos, p_sin, row, eps, D: tl.constexpr, HA
 
 
 @triton.jit
+def _stage(x, APART: tl.constexpr, D: tl.constexpr):
+    a, b = tl.split(x.reshape(8, D // (2 * APART), 2, APART).permute(0, 1, 3, 2))
+    return tl.join(a + b, a - b).permute(0, 1, 3, 2).reshape(8, D)
+
+
+@triton.jit
+def _mixed(x, D: tl.constexpr):
+    """H x of eight rows [8, D] in float32 (kernels/kv_int8.py): additions only, in its order."""
+    x = x.to(tl.float32)
+    for level in tl.static_range(8):
+        if (1 << level) < D:
+            x = _stage(x, 1 << level, D)
+    return x
+
+
+@triton.jit
 def _store_row(x, p_numbers, p_scales, slot, m_row, D: tl.constexpr):
     """Eight rows [8, D] of one kv head to slots [8], quantised as kernels/kv_int8.py says if codes are kept."""
     at = slot[:, None] * D + tl.arange(0, D)[None, :]
@@ -48,7 +64,7 @@ def _store_row(x, p_numbers, p_scales, slot, m_row, D: tl.constexpr):
 def append_kernel(
     p_query_gate, p_k, p_v, p_q_norm, p_k_norm, p_cos, p_sin, p_control, p_keys, p_values, p_key_scales,
     p_value_scales, p_q, q_stride, k_stride, v_stride, slots, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    D: tl.constexpr, HALF: tl.constexpr, DEPENDENT: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr, MIXED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program h below KV_HEADS: keys and values of head h; the others: a query head each. All eight rows."""
     program = tl.program_id(0)
@@ -61,10 +77,14 @@ def append_kernel(
         head = program - KV_HEADS
         p_x = p_query_gate + row[:, None] * q_stride + head * 2 * D
         q = _normed_and_rotated(p_x, p_q_norm, p_cos, p_sin, row[:, None], eps, D, HALF)
-        tl.store(p_q + (row[:, None] * HEADS + head) * D + o_d[None, :], q)
+        if MIXED:
+            q = _mixed(q, D) * (1.0 / D)
+        tl.store(p_q + (row[:, None] * HEADS + head) * D + o_d[None, :], q.to(p_q.dtype.element_ty))
     else:
         p_x = p_k + row[:, None] * k_stride + program * D
         k = _normed_and_rotated(p_x, p_k_norm, p_cos, p_sin, row[:, None], eps, D, HALF)
+        if MIXED:
+            k = _mixed(k, D)
         v = tl.load(p_v + row[:, None] * v_stride + program * D + o_d[None, :])
         first = program.to(tl.int64) * slots
         source = tl.load(p_control + MOVE)

@@ -82,12 +82,9 @@ def _exponent(scale):
 
 
 @triton.jit
-def _high(x, KIND: tl.constexpr):
-    """x cut to the bits that KIND holds, as float32. By its bits: a compiler may take x.to(KIND).to(float32) for x."""
-    if tl.bfloat16 == KIND:
-        return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-    else:
-        return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+def _high(x):
+    """x cut to the bits that fp16 holds, as float32. By its bits: a compiler may take x.to(fp16).to(float32) for x."""
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -126,7 +123,7 @@ def _load_values(p_values, p_scales, slot, last, T: tl.constexpr, D: tl.constexp
 def _attend(
     p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
     T: tl.constexpr, D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr,
-    SPLIT_P: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """One tile. Words are already loaded and the next ones asked for as soon as registers are free for them."""
     INT8: tl.constexpr = p_k.dtype.element_ty == tl.int8
@@ -157,13 +154,10 @@ def _attend(
     halves = (p * inverse[:, None]).reshape(T // 16, 2, 8, M)
     total = total * shrink[None, None, :] + tl.sum(halves, 1)
     p = p * mantissa[:, None]
-    p_high = (_high(p, KIND) if SPLIT_P else p).to(KIND)
     values = value_fragments(v, v_odd, T, D, FAST) if WORDS else tl.trans(v.to(KIND))
     if WORDS:
         v, v_odd, vs = _load_values(p_v, p_vs, t + T, stop, T, D)
-    acc = _dot(values, p_high, acc * shrink[None, :], PRECISION)
-    if SPLIT_P:
-        acc = _dot(values, (p - _high(p, KIND)).to(KIND), acc, PRECISION)
+    acc = _dot(values, p.to(KIND), acc * shrink[None, :], PRECISION)
     return k, ks, v, v_odd, vs, new_peak, total, acc
 
 
@@ -171,12 +165,12 @@ def _attend(
 def decode_attention_parts_kernel(
     p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
-    T: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr, SPLIT_P: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr, PRECISION: tl.constexpr,
     FAST: tl.constexpr, INTERPRETED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Blocks take (part, kv head, block of rows), the last parts first: they are the long ones.
 
-    KIND is what is multiplied; SPLIT_Q, SPLIT_P: queries, weights as the sum of two of it.
+    KIND is what is multiplied, fp16 for int8 and else fp32; SPLIT_Q: queries as the sum of two of it.
     """
     WORDS: tl.constexpr = p_keys.dtype.element_ty == tl.int8 and D >= 128
     if DEPENDENT:
@@ -214,8 +208,8 @@ def decode_attention_parts_kernel(
         next_item = item + blocks
         if items > blocks:  # after the loads were asked for, since the whole block waits for the answer
             next_item = blocks + tl.atomic_add(p_counter, 1, sem="relaxed")
-        q_high = (_high(q, KIND) if SPLIT_Q else q).to(KIND)
-        q_low = (q - _high(q, KIND)).to(KIND) if SPLIT_Q else q_high
+        q_high = (_high(q) if SPLIT_Q else q).to(KIND)
+        q_low = (q - _high(q)).to(KIND) if SPLIT_Q else q_high
         q_high = query_fragments(q_high, M, D) if WORDS else tl.trans(q_high)
         q_low = query_fragments(q_low, M, D) if WORDS else tl.trans(q_low)
         peak = tl.full((M,), float("-inf"), tl.float32)
@@ -226,14 +220,14 @@ def decode_attention_parts_kernel(
             while t < stop:
                 k, ks, v, v_odd, vs, peak, total, acc = _attend(
                     p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
-                    T, D, M, KIND, SPLIT_Q, SPLIT_P, PRECISION, FAST,
+                    T, D, M, KIND, SPLIT_Q, PRECISION, FAST,
                 )  # fmt: skip
                 t += T
         else:
             for t in tl.range(start, stop, T, num_stages=1):
                 k, ks, v, v_odd, vs, peak, total, acc = _attend(
                     p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
-                    T, D, M, KIND, SPLIT_Q, SPLIT_P, PRECISION, FAST,
+                    T, D, M, KIND, SPLIT_Q, PRECISION, FAST,
                 )  # fmt: skip
         cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP + o_m
         tl.store(p_peak + cell, peak, mask=m_live)

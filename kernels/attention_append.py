@@ -2,6 +2,7 @@
 
     slot `to` <- the bytes of slot `from`                an accepted leaf of the pass before, if there was one; then
     q, k      <- rotary(rms_norm(q)), rotary(rms_norm(k))         each rounded to the compute dtype
+    q, k      <- H q / D, H k                                     for int8 caches (kernels/kv_int8.py), in float32
     slot length + offset of a live row <- k, v           int8 codes and scales of kernels/kv_int8.py, or floats
 
 One block writes all of a key-value head: it reads the leaf's bytes before it writes any row, because the slot that they
@@ -30,7 +31,8 @@ def append(
 ) -> Tensor:
     """Norms and rotates queries and keys, stores keys and values, one launch; returns `q`, which it fills.
 
-    projected     query | gate [8, heads, 2 D], k and v [8, kv_heads, D], of q's dtype; rows may lie further apart
+    projected     query | gate [8, heads, 2 D], k and v [8, kv_heads, D], of one dtype; rows may lie further apart
+    q             [8, heads, D], that dtype or, for int8 caches, fp16 too
     norms         float32 [D] each: the w of 1 + w of queries and keys, with their eps
     rotary        cosines and sines, float32 [8, dim / 2] each (attention/rotary.py)
     keys, values  as for `decode_attention`; live rows go to slot length + offset
@@ -48,7 +50,7 @@ def append(
     _kernels.append_kernel[(kv_heads + heads,)](
         query_gate, k, v, *norms, *rotary, control, keys.numbers, values.numbers, *scales, q,
         query_gate.stride(0), k.stride(0), v.stride(0), slots, eps, HEADS=heads, KV_HEADS=kv_heads, D=dim, HALF=half,
-        DEPENDENT=dependent, num_warps=8, enable_fp_fusion=False, **options,
+        MIXED=keys.scales is not None, DEPENDENT=dependent, num_warps=8, enable_fp_fusion=False, **options,
     )  # fmt: skip
     return q
 
@@ -58,11 +60,12 @@ def _check_append(projected, norms, rotary, keys, values, control, q):
     numbers = keys.numbers
     kv_heads, _, dim = numbers.shape
     heads, half = q.shape[1], rotary[0].shape[-1]
+    dtype = projected[0].dtype
     wanted = {
-        "q": (q, (SLOTS, heads, dim), FLOATS),
-        "query and gate": (projected[0], (SLOTS, heads, 2 * dim), (q.dtype,)),
-        "k": (projected[1], (SLOTS, kv_heads, dim), (q.dtype,)),
-        "v": (projected[2], (SLOTS, kv_heads, dim), (q.dtype,)),
+        "query and gate": (projected[0], (SLOTS, heads, 2 * dim), FLOATS),
+        "k": (projected[1], (SLOTS, kv_heads, dim), (dtype,)),
+        "v": (projected[2], (SLOTS, kv_heads, dim), (dtype,)),
+        "q": (q, (SLOTS, heads, dim), (dtype, torch.float16) if keys.scales is not None else (dtype,)),
         "the queries' norm": (norms[0], (dim,), (torch.float32,)),
         "the keys' norm": (norms[1], (dim,), (torch.float32,)),
         "cosines": (rotary[0], (SLOTS, half), (torch.float32,)),

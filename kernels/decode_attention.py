@@ -18,14 +18,14 @@ worked for it: a row of a tree equals the same token decoded alone once its ance
 Numbers. int8 codes are exact in fp16, and so are bf16 queries from 2^-17 up (normed queries are far from 65504); fp32
 queries are taken as the sum of two. Products add up in fp32 and the key's scale is applied after. A value's scale is a
 mantissa times a power of two: the power joins the exponent of which the running maximum is taken, so the weight times
-the mantissa stays below 2 and is rounded to fp16. bf16 caches take weights as sums of two bf16; fp32 caches multiply as
-three products of tf32. With S = sum |q_j k_j| D^-1/2 log2 e of the largest key, the output is off by at most
+the mantissa stays below 2 and is rounded to fp16. bf16 and fp32 caches multiply as three products of tf32. With
+S = sum |q_j k_j| D^-1/2 log2 e of the largest key, the output is off by at most
 
-    (w + 2^-23 (D + 16) S + 2^-23 (min(n, 2048) + 320)) sum p |v| / sum p,   w = 2^-11 int8, 2^-16 bf16, 2^-18 fp32,
+    (w + 2^-23 (D + 16) S + 2^-23 (min(n, 2048) + 320)) sum p |v| / sum p,   w = 2^-11 int8, 2^-18 else,
 
 for n slots: a term for a weight's rounding, one for its score, one for the sums, of a part and of parts. With int8,
 weights that are subnormal in fp16 (2^-14 of the largest and less) add n 2^-25 127 of the largest product of a weight
-and a value's scale. fp32 queries over a bf16 cache are off by 2^-17 of themselves.
+and a value's scale.
 
 Two launches, the parts and their merge. Which blocks take which parts is settled as they run, the long parts first,
 through a counter that the merge sets back to 0. Length, rows, depths and places are read on the device
@@ -128,16 +128,15 @@ def _parts(q, keys, values, control, workspace, dependent):
     from . import _decode_attention_kernels as _kernels
 
     group, shape, tensors = _common(q, keys, values, control, workspace, dependent)
-    kind = {torch.int8: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}[keys.numbers.dtype]
-    if not q.is_cuda and kind == tl.bfloat16:
-        kind = tl.float32  # the interpreter multiplies the bits of bf16 as integers
-    held = {tl.float16: (torch.float16, torch.bfloat16), tl.bfloat16: (torch.bfloat16,), tl.float32: FLOATS}[kind]
+    # bf16 with two products a weight read past its shared memory (Triton 3.6, compute capability 9.0).
+    int8 = keys.numbers.dtype == torch.int8
+    kind = tl.float16 if int8 else tl.float32
     rows = _block_rows(group)
     nvidia = q.is_cuda and torch.version.hip is None
     _kernels.decode_attention_parts_kernel[(workspace.blocks,)](
         *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows,
-        M=max(16, _power_of_two(rows * group)), T=16 if kind == tl.float32 else TILE, KIND=kind,
-        SPLIT_Q=q.dtype not in held, SPLIT_P=kind == tl.bfloat16, PRECISION="tf32x3" if nvidia else "ieee",
+        M=max(16, _power_of_two(rows * group)), T=TILE if int8 else 16, KIND=kind,
+        SPLIT_Q=int8 and q.dtype == torch.float32, PRECISION="tf32x3" if nvidia else "ieee",
         FAST=nvidia, INTERPRETED=not q.is_cuda, num_warps=4, **shape,
     )  # fmt: skip
 

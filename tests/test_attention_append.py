@@ -59,7 +59,7 @@ def test_queries_keys_and_values_are_those_of_the_torch_layer(dtype, kind, dim, 
     cache, wanted = filled(kind, dim), filled(kind, dim)
     q = run(cache, (query_gate, k, v), norms, rotary)
     wanted_q = rotate(rms_norm(query_gate[..., :dim], norms[0], EPS), *rotary)
-    wanted_k = rotate(rms_norm(k, norms[1], EPS), *rotary)
+    wanted_q, wanted_k = wanted.for_cache(wanted_q, rotate(rms_norm(k, norms[1], EPS), *rotary))
     # Sums of D squares in another order, a reciprocal root of 2 ulp and five roundings: D 2^-24 / 2 of the largest
     # terms at most. In bf16 a normed number may round the other way, by 2^-7 of itself, and so may the result: for both
     # partners of a rotation (sqrt 2 + 1) 2^-7.

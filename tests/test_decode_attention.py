@@ -15,7 +15,7 @@ from fastqwen.mtp.tree import Tree, all_shapes
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-WEIGHT_ERROR = {"int8": 2**-11, "bf16": 2**-16, "fp32": 2**-18}  # kernels/decode_attention.py
+WEIGHT_ERROR = {"int8": 2**-11, "bf16": 2**-18, "fp32": 2**-18}  # kernels/decode_attention.py
 
 
 def gpu(*values):

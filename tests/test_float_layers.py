@@ -127,6 +127,6 @@ def test_a_failed_self_check_is_said_once_and_torch_taken(caplog):
     def fails(device):
         raise RuntimeError("no such instruction\nand more")
 
-    used, reason = backend._decide(torch.device("cuda"), "plain linear", fails)
+    used, reason = backend.decide(torch.device("cuda"), "plain linear", fails)
     assert not used and "RuntimeError: no such instruction" in reason and "and more" not in reason
     assert len(caplog.records) == 1 and "plain linear kernels are not used" in caplog.text
