@@ -8,6 +8,7 @@ import sys
 
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 KV_KINDS = ("auto", "int8", "bf16", "fp32")
+KERNEL_PARTS = ("linears", "prompts", "attention", "deltanet")
 QUANTISED = ("w4a8", "w6a8", "int8")
 NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
 
@@ -74,10 +75,11 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="measure on a GPU")
     kinds = bench.add_subparsers(required=True, metavar="WHAT")
-    kernels = kinds.add_parser("kernels", help="the linear part of a decode pass, beside the machine's read ceiling")
+    kernels = kinds.add_parser("kernels", help="kernels of a decode pass and of prompts, beside the read ceiling")
     kernels.add_argument("--shape", choices=("9b", "27b"), default="9b", help="whose layer sizes (default 9b)")
     kernels.add_argument("--bits", type=int, nargs="+", choices=(4, 6), default=[4, 6], help="default: both")
-    kernels.add_argument("--peer", action="store_true", help="comfy-kitchen's kernels in the same run")
+    kernels.add_argument("--peer", action="store_true", help="comfy-kitchen's linears in the same run")
+    kernels.add_argument("--parts", nargs="+", choices=KERNEL_PARTS, default=KERNEL_PARTS, help="default: all")
     kernels.set_defaults(run=_bench_kernels)
     return parser
 

@@ -11,11 +11,8 @@ alone, so the parts take about the rest. Prints one line a case and JSON last.
 
 import argparse
 import json
-import subprocess
-from pathlib import Path
 
 import torch
-import triton
 
 from ..attention import KVCache
 from ..kernels.attention import decode_row
@@ -23,7 +20,7 @@ from ..kernels.attention_append import append
 from ..kernels.attention_control import new_control, write_control
 from ..kernels.decode_attention import _merge, allocate, decode_attention
 from ..kernels.rows import cache_offsets, depths
-from .timing import graph_microseconds, read_ceiling
+from .timing import graph_microseconds, provenance, read_ceiling
 
 HEADS = {"9b": (16, 4), "27b": (24, 4), "0.8b": (8, 2)}  # query and key-value heads of 256
 DIM, HALF, EPS = 256, 32, 1e-6
@@ -148,13 +145,7 @@ def bench_attention(shapes=("9b",), kinds=("int8",), lengths=LENGTHS, rows=(8, 1
                         found.append(bench(shape, kind, length, count, number, ceiling))
                         print("  " + ", ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
                         torch.cuda.empty_cache()
-    root = Path(__file__).resolve().parent.parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
-    return {
-        "what": "bench attention", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "triton": triton.__version__, "commit": commit.stdout.strip() or None, "read_ceiling_GBps": round(ceiling),
-        "rows": found,
-    }  # fmt: skip
+    return {"what": "bench attention", **provenance(), "read_ceiling_GBps": round(ceiling), "rows": found}
 
 
 def main():

@@ -13,8 +13,6 @@ Then kernels/delta_prefill.py over 512 tokens of a prompt, checked against the r
 
 import argparse
 import json
-import subprocess
-from pathlib import Path
 
 import torch
 import triton
@@ -24,7 +22,7 @@ from ..kernels import delta_prefill, delta_rule
 from ..kernels._dependent_launch import gdc_launch_dependents, gdc_wait
 from ..kernels.delta_decode import Heads, Weights, allocate, allocate_steps, control_words, delta_decode, reference
 from ..kernels.rows import ancestors
-from .timing import graph_microseconds, read_ceiling
+from .timing import graph_microseconds, provenance, read_ceiling
 
 SHAPES = {"9b": Heads(16, 32, 128, 128), "27b": Heads(16, 48, 128, 128)}
 CHAIN = tuple(range(-1, 7))
@@ -150,11 +148,8 @@ def bench(shape: str) -> dict:
         gate, goal = targets.get(shape, (None, None))
         rows.append({"case": name, **times, "gate_us": gate, "goal_us": goal})
         print(f"  {shape}: " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
-    root = Path(__file__).resolve().parent.parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout
     return {
-        "what": "deltanet decode step", "shape": shape, "gpu": torch.cuda.get_device_name(device),
-        "torch": torch.__version__, "triton": triton.__version__, "commit": commit.strip(), "seed": SEED,
+        "what": "deltanet decode step", "shape": shape, **provenance(), "seed": SEED,
         "read_ceiling_GBps": round(ceiling), "floor_us": round(floor, 2), "empty_us": round(empty, 2),
         "registers_spills": list(_binaries()), "cases": rows,
     }  # fmt: skip
@@ -192,7 +187,13 @@ def bench_prompt(shape: str, tokens: int = 512) -> dict:
     times = {name: round(graph_microseconds([call] * 8), 1) for name, call in calls.items()}
     times["torch_rule_us"] = round(_eager_microseconds(lambda: delta_rule.chunked(state, *repeated, v, g, beta)), 1)
     print(f"  {shape}: {tokens} tokens, error {error:.1e}, {times}", flush=True)
-    return {"what": "deltanet prompt", "shape": shape, "tokens": tokens, "relative_error": error} | times
+    return {
+        "what": "deltanet prompt",
+        "shape": shape,
+        **provenance(),
+        "tokens": tokens,
+        "relative_error": error,
+    } | times
 
 
 def _eager_microseconds(call, calls=10):

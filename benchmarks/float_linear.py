@@ -15,8 +15,8 @@ import torch.nn.functional as F
 import triton
 
 from ..kernels.float_linear import Launch, float_linear, launch_for, reference, sum_launch
-from .kernels import CALLS, ROTATE_BYTES, _commit
-from .timing import graph_microseconds, read_ceiling
+from .kernels import CALLS, ROTATE_BYTES
+from .timing import graph_microseconds, provenance, read_ceiling
 
 SHAPES = ((64, 4096), (96, 5120), (512, 4096), (4096, 4096), (12288, 4096), (248320, 4096))
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -124,8 +124,8 @@ def main():
             print(f"      {us} {launch}", flush=True)
         torch.cuda.empty_cache()
     summary = {
-        "what": "float_linear", "gpu": name, "torch": torch.__version__, "triton": triton.__version__,
-        "commit": _commit(), "dtype": arguments.dtype, "read_ceiling_GBps": round(ceiling), "shapes": found,
+        "what": "float_linear", **provenance(), "dtype": arguments.dtype, "read_ceiling_GBps": round(ceiling),
+        "shapes": found,
     }  # fmt: skip
     print(json.dumps(summary))
 

@@ -7,17 +7,16 @@ its activation quantising included; norm and SwiGLU are left out on its side, in
 """
 
 import json
-import subprocess
-from pathlib import Path
 
 import torch
-import triton
 
 from ..kernels import prepare
 from ..kernels.packed import Layout
 from ..kernels.packed_linear import PlainRows, launch_config, packed_linear
+from . import deltanet, prefill
+from .attention import bench_attention
 from .linear_sweep import check, random_weight
-from .timing import graph_microseconds, read_ceiling
+from .timing import graph_microseconds, provenance, read_ceiling
 
 # group -> (rows of its matrices, columns, prologue, layers of the model that have it); DeltaNet's a and b, which stay
 # bf16, run in the launch of qkv|z
@@ -46,10 +45,6 @@ ROTATE_BYTES = 300e6
 
 def bench(shape: str, bits: int, peer: bool) -> dict:
     """Prints a row a group; returns the summary that is printed last as JSON."""
-    if not torch.cuda.is_available():
-        from ..weights import FastQwenError
-
-        raise FastQwenError("bench kernels times a GPU and finds none: run it on a machine with one.")
     device = torch.device("cuda")
     ceiling = read_ceiling(device)
     print(f"{torch.cuda.get_device_name(device)}, read ceiling {ceiling:.0f} GB/s, W{bits}A8, {shape} shapes")
@@ -71,10 +66,7 @@ def bench(shape: str, bits: int, peer: bool) -> dict:
         "what": "bench kernels",
         "shape": shape,
         "bits": bits,
-        "gpu": torch.cuda.get_device_name(device),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "commit": _commit(),
+        **provenance(),
         "read_ceiling_GBps": round(ceiling),
         "linears_ms_a_pass": round(ours_total / 1e3, 3),
         "floor_ms": round(bytes_total / ceiling / 1e6, 3),
@@ -89,7 +81,7 @@ def bench(shape: str, bits: int, peer: bool) -> dict:
 def _bench_group(sizes, plain_rows, columns, prologue, bits, device, ceiling):
     layout = Layout(bits, sum(sizes), columns)
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    config = launch_config(layout, multiprocessors)
+    config = launch_config(layout, multiprocessors, bool(plain_rows))
     copies = max(2, min(CALLS, int(ROTATE_BYTES // layout.bytes) + 1))
     weights = [random_weight(layout, device) for _ in range(copies)]
     if not check(weights[0], config, device, dependent=True):
@@ -182,15 +174,31 @@ def _peer_us(sizes, plain_rows, columns, bits, device):
     return graph_microseconds([lambda g=groups[i % copies]: call(g) for i in range(CALLS)])
 
 
-def _commit() -> str | None:
-    root = Path(__file__).resolve().parent.parent
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
-    return done.stdout.strip() or None
+def bench_prompts(shape: str, bits: int, tokens: int = 2048) -> dict:
+    """The same matrices over many rows: benchmarks/prefill.py's ways of doing it."""
+    rows = []
+    for columns, k in sorted({(sum(sizes), columns) for sizes, columns, _, _ in SHAPES[shape].values()}):
+        rows.append({"n": columns, "k": k} | prefill.measure(Layout(bits, columns, k), tokens, torch.device("cuda")))
+        print("  " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    return {"what": "bench prompts", "shape": shape, "bits": bits, "tokens": tokens, **provenance(), "matrices": rows}
 
 
 def run(arguments) -> int:
-    """The command line's `bench kernels`."""
-    summaries = [bench(arguments.shape, bits, arguments.peer) for bits in arguments.bits]
+    """The command line's `bench kernels`: a table for each part, then a line of JSON for each."""
+    shape, parts = arguments.shape, arguments.parts
+    if not torch.cuda.is_available():
+        from ..weights import FastQwenError
+
+        raise FastQwenError("bench kernels times a GPU and finds none: run it on a machine with one.")
+    summaries = []
+    if "linears" in parts:
+        summaries += [bench(shape, bits, arguments.peer) for bits in arguments.bits]
+    if "prompts" in parts:
+        summaries += [bench_prompts(shape, bits) for bits in arguments.bits]
+    if "attention" in parts:
+        summaries.append(bench_attention((shape,)))
+    if "deltanet" in parts:
+        summaries += [deltanet.bench(shape), deltanet.bench_prompt(shape)]
     for summary in summaries:
         print(json.dumps(summary))
     return 0

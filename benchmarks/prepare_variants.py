@@ -10,8 +10,6 @@ pass; median of the replays. The floor is an empty kernel in the same chain. Pri
 
 import argparse
 import json
-import subprocess
-from pathlib import Path
 
 import torch
 import triton
@@ -19,7 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..kernels.prepare import Plan, allocate, pack_order, prepare, reference
-from .timing import graph_microseconds
+from .timing import graph_microseconds, provenance
 
 CALLS, REPLAYS, SEED = 128, 31, 0
 # K, prologue, gate us, goal us, what a first probe with one block a row took
@@ -111,10 +109,7 @@ def main():
                 line["error"] = f"{type(error).__name__}: {str(error)[-300:]}"
             lines.append(line)
             print(json.dumps(line), flush=True)
-    root = Path(__file__).resolve().parent.parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True).stdout
-    summary = {"gpu": torch.cuda.get_device_name(), "commit": commit.strip(), "seed": SEED, "torch": torch.__version__}
-    print(json.dumps({**summary, "triton": triton.__version__, "calls": CALLS, "results": lines}))
+    print(json.dumps({**provenance(), "seed": SEED, "calls": CALLS, "results": lines}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Time on a GPU: medians of CUDA-graph replays, and the machine's own read ceiling."""
+"""Time on a GPU: medians of CUDA-graph replays, the machine's own read ceiling, and what a result was measured on."""
 
+import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 import triton
@@ -53,3 +55,16 @@ def read_ceiling(device: torch.device) -> float:
     out = torch.empty(grid, dtype=torch.int32, device=device)
     time = graph_microseconds([lambda: _read_kernel[(grid,)](x, out, BLOCK=block, STEPS=steps, num_warps=8)], 10)
     return values * 4 / time / 1e3
+
+
+def provenance() -> dict[str, str | None]:
+    """What stands beside every result: the GPU, the versions, the commit (None outside a git checkout)."""
+    root = Path(__file__).resolve().parent.parent
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
+        commit = done.stdout.strip() or None
+    except FileNotFoundError:  # no git here
+        commit = None
+    return {
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__, "commit": commit,
+    }  # fmt: skip

@@ -196,15 +196,19 @@ def unpack(weight: PackedWeight, slabs: Tensor, *, portable: bool = False) -> Te
     return out
 
 
-def launch_config(layout: Layout, multiprocessors: int) -> Config:
-    """The configuration of a shape; measured by benchmarks/linear_sweep.py on one H200, see benchmarks/README.md."""
+def launch_config(layout: Layout, multiprocessors: int, beside: bool = False) -> Config:
+    """The configuration of a shape; measured by benchmarks/linear_sweep.py on one H200, see benchmarks/README.md.
+
+    beside  plain rows run in the same launch: with two warps a row of K = 5120 takes as long as all packed rows
+    """
     if layout.bits != 4:
         return Config(8 if layout.rows <= 4096 else 4, layout.rows, True)  # a block for each slab
-    if layout.rows <= 4096 or layout.columns >= 3 * layout.rows:
+    if layout.rows <= 4096:
         return Config(8, layout.rows, layout.columns <= 4096)
     if layout.rows > 32768:
         return Config(2, 8 * multiprocessors, False)
-    if 10240 < layout.rows <= 16 * 9 * multiprocessors:  # all slabs at once, two warps on each
+    all_at_once = 10240 < layout.rows <= 16 * 8 * multiprocessors  # with two warps on each slab
+    if all_at_once and not (beside and layout.columns > 4096):
         return Config(2, 9 * multiprocessors, False, registers=112)
     return Config(4, 4 * multiprocessors, layout.columns <= 4096)
 

@@ -56,7 +56,7 @@ class RecordLinear(PackedLinear):
         # The other form is NVIDIA's own instructions; ROCm and Triton's interpreter run the portable one.
         self._portable = device.type != "cuda" or torch.version.hip is not None
         processors = 8 if self._portable else torch.cuda.get_device_properties(device).multi_processor_count
-        self._config = packed_linear.launch_config(weight.layout, processors)
+        self._configs = [packed_linear.launch_config(weight.layout, processors, beside) for beside in (False, True)]
 
     @classmethod
     def of(cls, group: Sequence[StoredLayer], device: torch.device) -> "RecordLinear":
@@ -106,7 +106,7 @@ class RecordLinear(PackedLinear):
         """
         out = torch.empty(8, self.weight.layout.rows, dtype=dtype, device=x8.device)
         return packed_linear.packed_linear(
-            x8, x_scale, self.weight, residual=residual, plain=plain, out=out, config=self._config,
+            x8, x_scale, self.weight, residual=residual, plain=plain, out=out, config=self._configs[plain is not None],
             portable=self._portable,
         )  # fmt: skip
 
