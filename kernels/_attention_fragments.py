@@ -87,7 +87,7 @@ def load_key_words(p_keys, slot, last, T: tl.constexpr, D: tl.constexpr):
     o_t = u // 8 * 16 + half * 8 + u % 8
     p_words = (p_keys + slot * D).to(tl.pointer_type(tl.int32), bitcast=True)
     at = o_t * (D // 4) + j * 16 + lane * 4 + word
-    return tl.load(p_words + at, mask=slot < last)
+    return tl.load(p_words + at, mask=slot + lane * 0 < last)  # not a scalar: Triton 3.9's interpreter makes int32 of it
 
 
 @triton.jit
@@ -113,8 +113,9 @@ def load_value_words(p_values, slot, last, T: tl.constexpr, D: tl.constexpr):
     o_t = i * 8 + lane * 2
     p_words = (p_values + slot * D).to(tl.pointer_type(tl.int32), bitcast=True)
     at = o_t * (D // 4) + (warp * 8 + g) * X + word
-    even = tl.load(p_words + at, mask=slot < last)
-    odd = tl.load(p_words + D // 4 + at, mask=slot < last)
+    m_live = slot + lane * 0 < last
+    even = tl.load(p_words + at, mask=m_live)
+    odd = tl.load(p_words + D // 4 + at, mask=m_live)
     return even, odd
 
 

@@ -283,7 +283,9 @@ def delta_decode_kernel(
     W: tl.constexpr = 2 * DK + DV + 4
     h = tl.program_id(0)
     hk = h // (HV // HK)
-    leads = h % (HV // HK) == 0  # the first of a key head's value heads keeps what they share
+    # [1, 1], since Triton 3.9's interpreter makes int32 of a scalar bool that is spread over a tensor.
+    none = tl.zeros((1, 1), tl.int32)
+    leads = h % (HV // HK) + none == 0  # the first of a key head's value heads keeps what they share
     lane = tl.arange(0, LANES)[:, None, None]
     row = tl.arange(0, 8)
     o_value = tl.broadcast_to(tl.arange(0, G)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :], (LANES, G, 4))
@@ -326,7 +328,7 @@ def delta_decode_kernel(
     )  # fmt: skip
     window_q = _load_window(p_window, p_old, p_control, pending, o_q, leads, C)
     window_k = _load_window(p_window, p_old, p_control, pending, o_k, leads, C)
-    window_v = _load_window(p_window, p_old, p_control, pending, o_v, True, C)
+    window_v = _load_window(p_window, p_old, p_control, pending, o_v, none == 0, C)
     a = tl.load(p_a + row * a_stride + h, mask=m_live, other=0.0)
     b = tl.load(p_b + row * b_stride + h, mask=m_live, other=0.0)
     z = tl.load(p_z + lane * z_stride + h * DV + o_value, mask=lane < rows, other=0.0)
@@ -355,7 +357,7 @@ def delta_decode_kernel(
     p_new = p_windows + fills * 3 * C
     _store_window(p_new, window_q, o_q, leads, C)
     _store_window(p_new, window_k, o_k, leads, C)
-    _store_window(p_new, window_v, o_v, True, C)
+    _store_window(p_new, window_v, o_v, none == 0, C)
 
     if pending > 0:
         e = 0  # counted by hand: the interpreter takes no bound that is loaded
