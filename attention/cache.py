@@ -84,6 +84,11 @@ class KVCache:
         self.values.write(slots, v)
         self.length, self._staged = slots.stop, ()
 
+    def truncate(self, length: int):
+        """Drops what was appended behind the first `length` tokens; staged rows are dropped too."""
+        assert length <= self.length
+        self.length, self._staged = length, ()
+
     def stage(self, k: Tensor, v: Tensor, parents: Sequence[int]) -> tuple[int, ...]:
         """Writes the rows of a pass, k and v [SLOTS, kv_heads, D], past the committed length.
 

@@ -1,5 +1,6 @@
 """A loaded model that replies: prompt in, streamed text and a report out."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,11 @@ from ..model.chat import ChatTemplate
 from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
 from ..mtp.drafts import NoDrafts
+from ..mtp.estimates import Costs, Statistics
 from ..mtp.head import MtpHead
+from ..mtp.head_drafts import HeadDrafts
+from ..mtp.planner import Fixed, Planner
+from ..mtp.tree import Tree
 from ..weights import FastQwenError
 from .loop import generate
 from .report import STOP_TEXT, Meter, Progress, Report
@@ -58,6 +63,8 @@ class Engine:
         self.trunk, self.tokenizer, self.template, self.mtp_head = trunk, tokenizer, template, mtp_head
         self.config, self.device = trunk.config, trunk.device
         self.notes = tuple(notes)
+        self._statistics: dict[object, Statistics] = {}
+        self._costs = Costs()
         # On a CPU the number of threads can change how a sum is split, and so the last bit of a logit.
         self.threads = torch.get_num_threads()
 
@@ -99,17 +106,34 @@ class Engine:
         sampler = Sampler(settings or SamplingSettings(), seed, min(self.tokenizer.size, self.config.vocab_size))
         capacity = min(limit, len(ids) + max_tokens)
         text = ReplyText(self.tokenizer, thinking=thinking and template, stop=stop)
-        return Reply(self, ids, sampler, text, capacity, max_tokens, on_step or (lambda progress: None), meter)
+        meter.mtp = str(mtp) if self.mtp_head is not None else "off"
+        drafter = functools.partial(self._drafter, meter.mtp, sampler, capacity)
+        return Reply(self, ids, sampler, text, capacity, max_tokens, on_step or (lambda progress: None), meter, drafter)
 
     def generate(self, prompt, **options) -> Result:
         """`reply(...)`, run to its end."""
         return self.reply(prompt, **options).result()
 
+    def _drafter(self, mtp, sampler, capacity):
+        if mtp == "off":
+            return NoDrafts()
+        planner = self._planner(sampler.settings) if mtp == "auto" else Fixed(Tree.chain(int(mtp)))
+
+        def candidates(logits, text, count):
+            history = torch.tensor(text, dtype=torch.long, device=logits.device)
+            return sampler.candidates(logits, history, len(text), count)
+
+        return HeadDrafts(self.mtp_head, self.trunk, planner, candidates, capacity)
+
+    def _planner(self, settings: SamplingSettings) -> Planner:
+        """One planner for a call; what was learnt of acceptance and cost is kept for settings like these."""
+        kind = "greedy" if settings.is_greedy else settings
+        return Planner(self._statistics.setdefault(kind, Statistics()), self._costs)
+
     def _call_notes(self, mtp):
         notes = []
-        if mtp not in ("auto", "off"):
-            why = "this version does not draft yet" if self.mtp_head else "the checkpoint has no MTP head"
-            notes.append(f"mtp={mtp} was asked for and not used: {why}; the text is the same.")
+        if mtp not in ("auto", "off") and self.mtp_head is None:
+            notes.append(f"mtp={mtp} was asked for and not used: the checkpoint has no MTP head; the text is the same.")
         if self.device.type == "cpu" and torch.get_num_threads() != self.threads:
             notes.append(
                 f"torch now runs {torch.get_num_threads()} threads, {self.threads} when the model was loaded: "
@@ -124,7 +148,9 @@ class Reply:
     After an exception (a callback's, say) `result()` raises it again.
     """
 
-    def __init__(self, engine, ids, sampler, text: ReplyText, capacity, max_tokens, on_step, meter: Meter):
+    def __init__(
+        self, engine, ids, sampler, text: ReplyText, capacity, max_tokens, on_step, meter: Meter, make_drafter
+    ):
         self.prompt_ids = ids
         self._text, self._meter = text, meter
         self._tokens: list[int] = []
@@ -133,12 +159,15 @@ class Reply:
 
         def new_tokens():
             meter.start()
-            session = Session(engine.trunk, capacity)
+            session, drafter = Session(engine.trunk, capacity), make_drafter()
             stop_ids = frozenset(engine.tokenizer.stop_ids)
-            yield from generate(
-                session, ids, NoDrafts(), sampler,
-                stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter,
-            )  # fmt: skip
+            try:
+                yield from generate(
+                    session, ids, drafter, sampler,
+                    stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter,
+                )  # fmt: skip
+            finally:
+                meter.planner = drafter.report()
 
         self._deltas = self._run(new_tokens())
 

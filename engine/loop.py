@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 
 from ..mtp.acceptance import accept
-from ..mtp.drafts import Drafter
+from ..mtp.drafts import Drafter, Outcome
 from .report import INTERRUPTED, LENGTH, STOP_TOKEN, Meter, Progress
 from .sampling import Sampler
 from .session import Session
@@ -32,7 +32,9 @@ def generate(
     """
     started = time.perf_counter()
     meter.prompt_tokens = len(prompt)
-    logits = session.prefill(prompt, lambda done: bool(on_step(Progress("prefill", done, len(prompt)))))
+    logits = session.prefill(
+        prompt, lambda done: bool(on_step(Progress("prefill", done, len(prompt)))), on_hidden=drafter.prompt
+    )  # fmt: skip
     meter.prefilled(time.perf_counter() - started)
     if logits is None:
         meter.stop_reason = INTERRUPTED
@@ -73,15 +75,15 @@ def _one_pass(session, drafter, reply, drawn, stop_ids, room, meter):
     """Draft, verify, accept, commit."""
     tree = drafter.tree()
     started = time.perf_counter()
-    tokens = (reply[-1], *drafter.draft(tree, reply, session.hidden))
+    tokens = (reply[-1], *drafter.draft(tree, reply))
     drafted = time.perf_counter()
     logits = session.verify(tokens, tree.parents)
     accepted = accept(
         tree, tokens, lambda slot, ancestors: drawn(logits[slot], ancestors), stop_ids=stop_ids, room=room
     )
-    session.commit(accepted.path, [tokens[slot] for slot in accepted.path])
-    meter.draft_seconds += drafted - started
-    meter.verify_seconds += time.perf_counter() - drafted
-    meter.verified(tree, accepted.path)
-    drafter.observe(tree, accepted)
+    hidden = session.commit(accepted.path, [tokens[slot] for slot in accepted.path])
+    cut = accepted.stop or len(accepted.tokens) == room
+    outcome = Outcome(tree, accepted, hidden, cut, drafted - started, time.perf_counter() - drafted)
+    meter.verified(outcome)
+    drafter.observe(outcome)
     return accepted

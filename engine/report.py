@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from ..mtp.drafts import Outcome
+
 STOP_TOKEN, LENGTH, STOP_TEXT, INTERRUPTED = "stop token", "length", "stop text", "interrupted"
 
 
@@ -23,7 +25,8 @@ class Progress:
 class Report:
     """Numbers of one reply. Seconds are wall time; a rate counts the tokens after the first, over decode_seconds.
 
-    acceptance[level][rank] counts accepted drafts; shapes counts verify passes by the draft tree's widths.
+    acceptance[level][rank] counts accepted drafts; shapes counts verify passes by the draft tree's widths. mtp says
+    what drafted: "off", "auto" or a chain's length; planner holds the scores by which "auto" chose.
     peak_memory_bytes is the GPU allocator's peak during the reply, or the process's peak on a CPU.
     """
 
@@ -41,6 +44,7 @@ class Report:
     peak_memory_bytes: int | None
     stop_reason: str
     mtp: str
+    planner: dict
     notes: list[str]
 
     def to_dict(self) -> dict:
@@ -52,8 +56,11 @@ class Report:
         return [
             *(f"note: {note}" for note in self.notes),
             f"[{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, prompt {self.prompt_tokens} tokens "
-            f"in {self.prefill_seconds:.2f} s, stopped: {self.stop_reason}, mtp: {self.mtp}]",
+            f"in {self.prefill_seconds:.2f} s, stopped: {self.stop_reason}, mtp: {self.mtp}{self._drafts()}]",
         ]
+
+    def _drafts(self) -> str:
+        return f", {self.accepted_per_pass:.2f} drafts accepted a pass" if self.mtp != "off" else ""
 
 
 @dataclass
@@ -72,6 +79,8 @@ class Meter:
     acceptance: list[list[int]] = field(default_factory=list)
     shapes: dict[str, int] = field(default_factory=dict)
     stop_reason: str = INTERRUPTED
+    mtp: str = "off"
+    planner: dict = field(default_factory=dict)
     _decode_started: float | None = None
     _decode_ended: float | None = None
 
@@ -88,8 +97,11 @@ class Meter:
         self.new_tokens += count
         self._decode_ended = time.perf_counter()
 
-    def verified(self, tree, path: tuple[int, ...]):
-        """One verify pass over `tree` accepted the slots of `path`."""
+    def verified(self, outcome: Outcome):
+        """One verify pass."""
+        tree, path = outcome.tree, outcome.accepted.path
+        self.draft_seconds += outcome.draft_seconds
+        self.verify_seconds += outcome.verify_seconds
         self.passes += 1
         self.accepted += len(path) - 1
         name = "off" if not tree.widths else "-".join(map(str, tree.widths))
@@ -128,7 +140,8 @@ class Meter:
             verify_ms=1e3 * self.verify_seconds / passes,
             peak_memory_bytes=_peak_memory(self.device),
             stop_reason=self.stop_reason,
-            mtp="not used",
+            mtp=self.mtp,
+            planner=dict(self.planner),
             notes=list(self.notes),
         )
 

@@ -101,6 +101,33 @@ class Sampler:
         # torch.argmax documents that the first of equal maxima is returned, and ids ascend.
         return int(ids[torch.argmax(scores)])
 
+    def candidates(self, logits: torch.Tensor, history: torch.Tensor, index: int, count: int) -> list[int]:
+        """`count` distinct tokens, the most promising first, for a draft head's row at `index` of the text.
+
+        The first is what `draw` would draw from this row. When sampling, the others are the next best under the same
+        noise, from the 4 top_k most likely tokens (at least 64) without top-p and min-p: the target's distribution
+        differs a little, and its noise is the same, so what it draws is mostly near the top of this list. When greedy
+        they are the next most likely. Arguments as for `draw`, count at most vocab_size. A row that holds no number
+        gives the lowest ids: a draft is free to be wrong.
+        Source: Gumbel coupling of drafts, arXiv 2408.07978; lists of them, 2506.05632.
+        """
+        row = logits[: self.vocab_size]
+        if not bool(torch.isfinite(row.max())):
+            return list(range(count))
+        first = self.draw(logits, history, index)
+        if count == 1:
+            return [first]
+        scores = _penalise(row, history, self.settings)
+        if self.settings.is_greedy:
+            ids = torch.topk(scores, min(count, len(scores))).indices
+        else:
+            wide = min(len(scores), max(64, 4 * self.settings.top_k, count))
+            ids = torch.topk(scores, wide).indices
+            noisy = scores[ids] / self.settings.temperature + gumbel_noise(self.seed, index, ids)
+            ids = ids[torch.topk(noisy, min(count, wide)).indices]
+        others = [int(token) for token in ids.tolist() if token != first]
+        return [first, *others[: count - 1]]
+
 
 def process(
     logits: torch.Tensor, history: torch.Tensor, settings: SamplingSettings, vocab_size: int

@@ -31,10 +31,17 @@ class Session:
         """How many more tokens can be committed."""
         return self.state.capacity - len(self.tokens)
 
-    def prefill(self, ids: Sequence[int], on_chunk: Callable[[int], bool] = lambda done: False) -> Tensor | None:
+    def prefill(
+        self,
+        ids: Sequence[int],
+        on_chunk: Callable[[int], bool] = lambda done: False,
+        *,
+        on_hidden: Callable[[Tensor, Tensor, Tensor], None] = lambda embeddings, hidden, positions: None,
+    ) -> Tensor | None:
         """Commits prompt tokens in chunks at absolute multiples of PREFILL_CHUNK.
 
         on_chunk  called with the number of tokens done after every chunk; True ends the prefill there
+        on_hidden  told of every chunk's embeddings and final hidden states [T, H] and rotary positions [3, T]
         Returns the logits [V] float32 after the last token, or None if it was ended early.
         """
         if not ids or len(ids) > self.room:
@@ -43,7 +50,12 @@ class Session:
         while done < len(ids):
             chunk = ids[done : done + PREFILL_CHUNK - len(self.tokens) % PREFILL_CHUNK]
             with self._pass():
-                self.hidden = self.trunk.prefill(self.trunk.embed(chunk), self.state)[-1]
+                start = self.state.next_position
+                places = torch.arange(start, start + len(chunk), device=self.trunk.device).expand(3, -1)
+                embeddings = self.trunk.embed(chunk)
+                hidden = self.trunk.prefill(embeddings, self.state, places)
+                on_hidden(embeddings, hidden, places)
+                self.hidden = hidden[-1]
                 self.tokens += chunk
             done += len(chunk)
             if on_chunk(done):
@@ -57,14 +69,16 @@ class Session:
             self._rows, logits = self.trunk.verify(tokens, parents, self.state)
         return logits
 
-    def commit(self, path: Sequence[int], tokens: Sequence[int]):
-        """Keeps the staged slots of `path`, which hold `tokens`."""
+    def commit(self, path: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """Keeps the staged slots of `path`, which hold `tokens`; returns their final hidden states [len(path), H]."""
         if len(path) > self.room:
             raise FastQwenError(f"{len(path)} tokens were accepted where {self.room} fit.")
         with self._pass():
             self.state.commit(path)
-            self.hidden = self._rows[path[-1]]
+            rows = self._rows[list(path)]
+            self.hidden = rows[-1]
             self.tokens += tokens
+        return rows
 
     @contextmanager
     def _pass(self):

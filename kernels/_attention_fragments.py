@@ -87,7 +87,8 @@ def load_key_words(p_keys, slot, last, T: tl.constexpr, D: tl.constexpr):
     o_t = u // 8 * 16 + half * 8 + u % 8
     p_words = (p_keys + slot * D).to(tl.pointer_type(tl.int32), bitcast=True)
     at = o_t * (D // 4) + j * 16 + lane * 4 + word
-    return tl.load(p_words + at, mask=slot + lane * 0 < last)  # not a scalar: Triton 3.9's interpreter makes int32 of it
+    m_live = slot + lane * 0 < last  # not a scalar: Triton 3.9's interpreter makes int32 of one
+    return tl.load(p_words + at, mask=m_live)
 
 
 @triton.jit

@@ -37,10 +37,12 @@ def test_a_second_load_of_the_same_file_gives_the_same_text(engine, folder):
 
 @pytest.mark.parametrize("mtp", MTP_CHOICES)
 def test_mtp_setting_never_changes_the_text(engine, mtp):
-    wanted = engine.generate("a fox", settings=HOT, seed=9, max_tokens=30)
+    wanted = engine.generate("a fox", settings=HOT, seed=9, max_tokens=30, mtp="off")
     found = engine.generate("a fox", settings=HOT, seed=9, max_tokens=30, mtp=mtp)
     assert found.token_ids == wanted.token_ids
-    assert found.report.mtp == "not used"
+    assert found.report.mtp == mtp
+    if mtp.isdigit():
+        assert found.report.shapes == {"-".join("1" * int(mtp)): found.report.verify_passes}
 
 
 def test_joined_deltas_equal_the_result(engine):
@@ -100,12 +102,12 @@ def test_engine_is_usable_after_a_callback_raised(engine):
 
 
 def test_report_has_every_number_and_is_json(engine):
-    report = engine.generate("a fox", settings=HOT, max_tokens=10).report
+    report = engine.generate("a fox", settings=HOT, max_tokens=10, mtp="off").report
     value = json.loads(json.dumps(report.to_dict()))
     assert set(value) == {
         "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds", "tokens_per_second", "verify_passes",
         "accepted_per_pass", "acceptance", "shapes", "draft_ms", "verify_ms", "peak_memory_bytes", "stop_reason",
-        "mtp", "notes",
+        "mtp", "planner", "notes",
     }  # fmt: skip
     assert value["prompt_tokens"] == len(engine.template.prompt_ids("a fox"))
     assert value["verify_passes"] == value["new_tokens"] - 1

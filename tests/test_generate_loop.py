@@ -39,7 +39,10 @@ class ScriptedDrafts:
     def tree(self):
         return self.shapes[int(torch.randint(len(self.shapes), (1,), generator=self.generator))]
 
-    def draft(self, tree, reply, hidden):
+    def prompt(self, embeddings, hidden, positions):
+        pass
+
+    def draft(self, tree, reply):
         tokens = []
         for slot in range(1, tree.rows):
             index = len(reply) + tree.depths[slot] - 1
@@ -50,8 +53,9 @@ class ScriptedDrafts:
             tokens.append(known if hit else 310 + slot)
         return tokens
 
-    def observe(self, tree, accepted):
-        self.longest = max(self.longest, len(accepted.path) - 1)
+    def observe(self, outcome):
+        self.longest = max(self.longest, len(outcome.accepted.path) - 1)
+        assert outcome.hidden.shape[0] == len(outcome.accepted.path)
 
 
 def run(trunk, drafter, settings, *, seed=1, max_tokens=TOKENS, stop_ids=(), on_step=lambda p: None, capacity=256):

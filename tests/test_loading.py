@@ -150,7 +150,7 @@ def test_declared_mtp_head_that_is_absent_is_said_and_changes_no_text(oracle, fo
     for mtp in ("auto", "off", "3"):
         found = other.generate("hi", settings=GREEDY, max_tokens=12, mtp=mtp)
         assert found.token_ids == wanted.token_ids
-        assert found.report.mtp == "not used"
+        assert found.report.mtp == "off"
     assert any("mtp=3" in note and "no MTP head" in note for note in found.report.notes)
 
 

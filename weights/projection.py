@@ -60,6 +60,9 @@ class Projection:
         """x [..., K] (SwiGLU: [..., 2 K]), residual [..., N_0] of a group of one -> one [..., N_i] a layer."""
         rows = x.reshape(-1, x.shape[-1])
         added = None if residual is None else residual.reshape(rows.shape[0], -1)
+        if self._by_kernel and rows.shape[0] <= SLOTS:  # a draft's row, or the last of a prompt: read packed bytes once
+            results = self._decode(_in_slots(rows), rows.shape[0], None if added is None else _in_slots(added))
+            return tuple(result[: rows.shape[0]].reshape(*x.shape[:-1], -1) for result in results)
         prepared = {rotated: self._prepare_rows(rows, rotated) for rotated in self._rotations}
         plain = None
         results: list[Tensor] = []
@@ -140,3 +143,10 @@ class Projection:
             gate, up = x.chunk(2, -1)
             x = F.silu(gate) * up
         return x
+
+
+def _in_slots(rows: Tensor) -> Tensor:
+    """Up to eight rows [R, K] as [SLOTS, K], zeros behind them."""
+    slots = rows.new_zeros(SLOTS, rows.shape[1])
+    slots[: rows.shape[0]] = rows
+    return slots

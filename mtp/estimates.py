@@ -1,0 +1,131 @@
+"""What the planner knows: how often drafts are right, and how long passes take."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+
+from ..kernels.rows import SLOTS
+from .tree import Tree
+
+LEVELS = SLOTS - 1
+
+
+class Statistics:
+    """Where the target's tokens stood in the head's lists. Keep one per kind of sampling, across replies.
+
+    A pass that finds the token at rank r says "not here" for the ranks before r and nothing about those after. So
+    counts are kept for "here, given at no rank before", and a narrow tree's misses do not count against ranks that
+    it never showed. Old counts fade, and the prior returns, as passes with drafts are observed.
+    """
+
+    # Before anything is known: 0.5 at level 1, each level a little below the one before (the surer, the less), and the
+    # ranks after the first q1/2, q1/3, ... of what the ranks before leave: published acceptance figures look so.
+    FIRST, DROP = 0.5, 0.3
+    WEIGHT = 2.0  # of the prior, in observations
+
+    def __init__(self) -> None:
+        self._seen = [[0.0] * LEVELS for _ in range(LEVELS)]  # [level][rank], both from 0
+        self._here = [[0.0] * LEVELS for _ in range(LEVELS)]
+
+    def observe(self, tree: Tree, path: Sequence[int], *, cut: bool, memory: float) -> None:
+        """path: the accepted slots, root first. cut: its end says nothing about the level after it."""
+        self.fade(memory - 1)
+        for level, slot in enumerate(path[1:]):
+            self._look(level, tree.ranks[slot])
+            self._here[level][tree.ranks[slot] - 1] += 1
+        if tree.children(path[-1]) and not cut:
+            self._look(len(path) - 1, tree.widths[len(path) - 1])
+
+    def _look(self, level: int, ranks: int) -> None:
+        for rank in range(ranks):
+            self._seen[level][rank] += 1
+
+    def fade(self, memory: float) -> None:
+        """Scale the counts down to at most `memory` observations of level 1."""
+        passes = self._seen[0][0]
+        if passes > memory:
+            for counts in (self._seen, self._here):
+                counts[:] = [[count * memory / passes for count in level] for level in counts]
+
+    def rates(self) -> list[list[float]]:
+        """q[level][rank], both from 0: the token stands there, given rank 1 at all earlier levels."""
+        table, expected = [], self.FIRST
+        for seen, here in zip(self._seen, self._here, strict=True):
+            left, level = 1.0, []
+            for rank in range(LEVELS):
+                prior = level[0] / (rank + 1) if level else expected
+                share = (here[rank] + self.WEIGHT * prior) / (seen[rank] + self.WEIGHT)
+                level.append(left * share)
+                left *= 1 - share
+            table.append(level)
+            expected = level[0] * (1 - self.DROP * (1 - level[0]))
+        return table
+
+
+def expected_tokens(widths: Sequence[int], rates: Sequence[Sequence[float]]) -> float:
+    """1 + sum over levels of q[1][1] * ... * q[level-1][1] * (q[level][1] + ... + q[level][width]).
+
+    rates: q[level][rank], both from 0, as Statistics.rates gives them.
+    """
+    tokens, reached = 1.0, 1.0
+    for width, level in zip(widths, rates, strict=False):
+        tokens += reached * sum(level[:width])
+        reached *= level[0]
+    return tokens
+
+
+def on_line(points: Mapping[int, float], x: int) -> float:
+    """The value at x of the line through the two points next to it; a single point's line starts at the origin.
+
+    Beyond the outer points the line is carried on, but more rows or levels are never taken to cost less.
+    """
+    if x in points:
+        return points[x]
+    known = sorted(points.items()) if len(points) > 1 else [(0, 0.0), *points.items()]
+    above = next((place for place, (other, _) in enumerate(known) if other > x), len(known))
+    place = min(max(above, 1), len(known) - 1)
+    (x0, y0), (x1, y1) = known[place - 1], known[place]
+    slope = (y1 - y0) / (x1 - x0)
+    if not x0 < x < x1:
+        slope = max(slope, 0.0)
+    return y1 + slope * (x - x1) if x > x0 else max(y0 - slope * (x0 - x), 0.0)
+
+
+class Costs:
+    """Seconds of a pass by its tree. Keep one per loaded model.
+
+    The middle of the last nine measurements counts (the lower of two), and one alone does not: a first use is slow.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[str, int], deque[float]] = {}
+        # By rows; by depth; and under 0 what the head takes to catch up, for one plain pass that it missed.
+        self._points: dict[str, dict[int, float]] = {"verify": {}, "draft": {}, "catch up": {}}
+
+    def observe(self, tree: Tree, draft_seconds: float, verify_seconds: float, *, missed: int) -> None:
+        """missed: the plain passes just before this one, whose tokens the head takes in now if it drafts."""
+        self._add("verify", tree.rows, verify_seconds)
+        usual = self._points["draft"].get(tree.depth)
+        if missed and usual is not None:
+            self._add("catch up", 0, (draft_seconds - usual) / missed)
+        elif tree.depth:  # until its depth was measured any measurement is welcome
+            self._add("draft", tree.depth, draft_seconds)
+
+    def _add(self, part: str, size: int, seconds: float) -> None:
+        samples = self._samples.setdefault((part, size), deque(maxlen=9))
+        samples.append(seconds)
+        if len(samples) > 1:
+            self._points[part][size] = median_low(samples)
+
+    def known(self, tree: Tree, *, missed: int = 0) -> bool:
+        """Whether passes with this tree's rows and depth, and catching up if that is due, were measured."""
+        caught_up = not (missed and tree.depth) or 0 in self._points["catch up"]
+        return tree.rows in self._points["verify"] and tree.depth in (0, *self._points["draft"]) and caught_up
+
+    def seconds(self, tree: Tree, *, missed: int = 0) -> float:
+        """Of one pass: measured, or on a line through what was measured. At least one tree must be known."""
+        verify = max(on_line(self._points["verify"], tree.rows), 1e-9)
+        if not tree.depth:
+            return verify
+        draft = on_line({0: 0.0, **self._points["draft"]}, tree.depth)  # the first level and each next one: a line
+        return verify + draft + missed * max(self._points["catch up"].get(0, 0.0), 0.0)

@@ -1,0 +1,160 @@
+"""Which draft tree the next verify pass gets: the one with the most expected tokens per second.
+
+Nothing here changes the text: a tree only decides how many tokens a pass yields and how long it takes.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from .acceptance import Accepted
+from .estimates import Costs, Statistics, expected_tokens
+from .tree import OFF, Tree, all_shapes
+
+ONE = Tree.chain(1)
+OPTIONS = (OFF, *(Tree.chain(depth) for depth in range(1, 6)), *all_shapes())
+
+PERIOD = 32  # passes between decisions, fewer in a reply's first passes
+GAIN = 1.03  # what a change must promise: neighbouring shapes differ by less than the counts' noise
+PROBE = 64  # passes between probes while off is best
+EARLY_CHECK, CHECK = 8, 256  # passes with drafts between two plain ones, whose time grows with the context
+MEMORY = 64  # observations that the counts remember
+PROBE_MEMORY = 16  # the same while off, so that a few probes can bring drafting back
+REPLY_MEMORY = 4  # the same between replies: another text may be another kind of text
+
+# What a reply may have lost against plain decoding, in plain passes: 1 plus 0.015 a pass, so 3% at 67 passes. What
+# drafts gained may be lost again up to a limit that covers the dearest tree.
+CREDIT, ALLOWANCE, CREDIT_LIMIT = 1.0, 0.015, 6.0
+
+
+def choose(
+    options: Iterable[Tree],
+    rates: Sequence[Sequence[float]],
+    seconds: Callable[[Tree], float],
+    current: Tree,
+    gain: float = GAIN,
+) -> Tree:
+    """The option with the most expected tokens per second; `current` unless that one has `gain` times as many."""
+
+    def speed(tree: Tree) -> float:
+        return expected_tokens(tree.widths, rates) / seconds(tree)
+
+    best = max(options, key=speed)
+    return best if speed(best) >= gain * speed(current) else current
+
+
+def name(tree: Tree) -> str:
+    """ "off", or the widths: "3-2-1"."""
+    return "-".join(map(str, tree.widths)) or "off"
+
+
+class Fixed:
+    """One tree for every pass: a pinned depth, or a test's shape. Interface of Planner."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+
+    def tree(self) -> Tree:
+        return self._tree
+
+    def observe(
+        self, tree: Tree, accepted: Accepted, *, cut: bool, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        """Nothing to learn."""
+
+    def scores(self) -> dict:
+        return {"current": name(self._tree), "options": []}
+
+
+class Planner:
+    """`auto`: chooses the tree of every pass of one reply, from what this reply and earlier ones showed.
+
+    Without earlier ones it measures plain passes, then chains of one, and goes on from there. A tree is taken only if
+    the credit covers that it accepts nothing; so the loss against plain decoding is bounded at every moment however
+    wrong the expected tokens are, as far as the measured times are right.
+    """
+
+    def __init__(self, statistics: Statistics | None = None, costs: Costs | None = None) -> None:
+        self.statistics = Statistics() if statistics is None else statistics
+        self.costs = Costs() if costs is None else costs
+        self._current = OFF
+        self._credit = CREDIT
+        self._drafted = 0  # passes with drafts
+        self._since_choice = self._since_drafts = self._since_off = 0
+        self.statistics.fade(REPLY_MEMORY)
+        if self._measured():
+            self._choose()
+
+    def tree(self) -> Tree:
+        """The tree of the next pass."""
+        # Everything is judged by the time of plain passes, so the first measurements of it are soon checked.
+        check = EARLY_CHECK if self._drafted < 3 * EARLY_CHECK else CHECK
+        if not self.costs.known(OFF) or self._since_off >= check:
+            return OFF
+        if not self._measured():
+            return ONE if self._credit >= 0 else OFF
+        wanted = self._current
+        if wanted == OFF and self._since_drafts >= min(PROBE, 2 * self._drafted):
+            wanted = ONE
+        return wanted if self._affordable(wanted, missed=self._since_drafts) else OFF
+
+    def observe(
+        self, tree: Tree, accepted: Accepted, *, cut: bool, draft_seconds: float, verify_seconds: float
+    ) -> None:
+        """Told after every pass.
+
+        cut: a stop token, the length or the capacity ended the walk, so its end is no miss.
+        draft_seconds, verify_seconds: how long the two parts of this pass took.
+        """
+        missed = self._since_drafts
+        self.costs.observe(tree, draft_seconds, verify_seconds, missed=missed)
+        self._since_choice += 1
+        self._since_drafts, self._since_off = (0, self._since_off + 1) if tree.depth else (self._since_drafts + 1, 0)
+        if tree.depth:
+            self._drafted += 1
+            memory = PROBE_MEMORY if self._current == OFF else MEMORY
+            self.statistics.observe(tree, accepted.path, cut=cut, memory=memory)
+        if self.costs.known(OFF):
+            self._pay(tree, len(accepted.path), draft_seconds + verify_seconds, missed)
+        if not self._measured():
+            return
+        broke = not self._affordable(self._current)
+        if broke:  # the counts promised better than this
+            self.statistics.fade(PROBE_MEMORY)
+        period = min(PERIOD, max(2, self._drafted // 2))
+        if broke or (tree.depth if self._current == OFF else self._since_choice >= period):
+            self._choose()
+
+    def scores(self) -> dict:
+        """For the report, in plain JSON types: the current tree, q[level][rank], and the best five options."""
+        rates = self.statistics.rates()
+        options = []
+        if self._measured():
+            for tree in OPTIONS:
+                tokens, seconds = expected_tokens(tree.widths, rates), self.costs.seconds(tree)
+                speed = tokens / seconds
+                options.append({"shape": name(tree), "tokens": tokens, "seconds": seconds, "tokens_per_second": speed})
+            options.sort(key=lambda option: -option["tokens_per_second"])
+        return {"current": name(self._current), "rates": rates, "options": options[:5]}
+
+    def _measured(self) -> bool:
+        return self.costs.known(OFF) and self.costs.known(ONE)
+
+    def _plain_passes(self, seconds: float) -> float:
+        return seconds / self.costs.seconds(OFF)
+
+    def _affordable(self, tree: Tree, missed: int = 0) -> bool:
+        return tree == OFF or self._plain_passes(self.costs.seconds(tree, missed=missed)) - 1 <= self._credit
+
+    def _pay(self, tree: Tree, tokens: int, seconds: float, missed: int) -> None:
+        if self.costs.known(tree, missed=missed):  # smoother than this one pass's time
+            seconds = self.costs.seconds(tree, missed=missed)
+        passes = self._plain_passes(seconds)
+        if passes > tree.rows + tree.depth:  # a slow first use, which does not come again
+            passes = 1.0
+        self._credit = min(self._credit + tokens - passes, CREDIT_LIMIT)
+        self._credit = max(self._credit, min(self._credit + ALLOWANCE, CREDIT))
+
+    def _choose(self) -> None:
+        self._since_choice = 0
+        options = [tree for tree in OPTIONS if self._affordable(tree)]
+        current = self._current if self._current in options else OFF
+        self._current = choose(options, self.statistics.rates(), self.costs.seconds, current)
