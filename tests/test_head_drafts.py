@@ -11,7 +11,7 @@ from fastqwen.engine.session import Session
 from fastqwen.mtp.drafts import NoDrafts
 from fastqwen.mtp.head_drafts import MAX_WAITING, HeadDrafts
 from fastqwen.mtp.planner import Fixed
-from fastqwen.mtp.tree import OFF, Tree
+from fastqwen.mtp.tree import OFF, Tree, all_shapes
 
 EVERYTHING = SamplingSettings(
     temperature=1.0, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3
@@ -110,6 +110,27 @@ def test_the_demos_head_is_right_more_often_than_not(demo, temperature):
     assert [sum(level) for level in report.acceptance] == sorted(
         (sum(level) for level in report.acceptance), reverse=True
     )
+
+
+PROMPTS = (
+    "a fox in the snow", "List five things to pack for the beach.", "Write a short story about a red kite.",
+    "Write a function that adds two numbers.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [GREEDY, EVERYTHING], ids=["greedy", "everything_on"])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_every_mtp_setting_and_shape_writes_the_demos_plain_text(prompt, settings):
+    """The packed demo: what a user gets from `off`, `auto`, `2` and `5`, and two shapes drawn at random."""
+    engine = load("demo", device="cpu")
+    wanted = engine.generate(prompt, settings=settings, seed=8, max_tokens=64, mtp="off").token_ids
+    for mtp in ("auto", "2", "5"):
+        assert engine.generate(prompt, settings=settings, seed=8, max_tokens=64, mtp=mtp).token_ids == wanted
+    ids = engine.template.prompt_ids(prompt, system=None, thinking=False)
+    drawn = torch.randint(0, 64, (2,), generator=torch.Generator().manual_seed(len(prompt))).tolist()
+    for shape in drawn:
+        text = run(engine, Fixed(all_shapes()[shape]), settings, prompt=ids, tokens=len(wanted), seed=8)[0]
+        assert tuple(text) == wanted
 
 
 def test_a_prompt_in_several_chunks_gives_the_rows_of_one(engine):
