@@ -1,0 +1,104 @@
+"""Drafts accepted a pass, by kind of text and temperature: what coupling and a prefilled head bring.
+
+python -m fastqwen.benchmarks.acceptance [--model demo-bf16] [--tokens 150] [--seeds 3]
+
+Chains of three drafts. "coupled" is what runs; "argmax" drafts the head's most likely token instead of the one that the
+target's noise favours; "empty" starts the head without the prompt's rows. Every text is checked to be that of plain
+decoding. For the demo, everything is demo model, synthetic text.
+"""
+
+import argparse
+import json
+
+import torch
+
+from ..engine import SamplingSettings, load
+from ..engine.loop import generate
+from ..engine.report import Meter
+from ..engine.sampling import Sampler
+from ..engine.session import Session
+from ..mtp.drafts import NoDrafts
+from ..mtp.head_drafts import HeadDrafts
+from ..mtp.planner import Fixed
+from ..mtp.tree import Tree
+
+KINDS = {  # kind -> (prompt, whether the chat template is put around it)
+    "code": ("Write a function that adds two numbers.", True),
+    "list": ("List five things to pack for the beach.", True),
+    "prompt": ("Write a prompt for a picture of a lighthouse.", True),
+    "story": ("Write a short story about a red kite.", True),
+    "plain prose": (
+        "The harbour was quiet that morning, and for the first time since the storm the fishermen stood together "
+        "on the quay and talked about the boats that had not come back.",
+        False,
+    ),
+}
+VARIANTS = ("coupled", "argmax", "empty")
+TEMPERATURES = (0.0, 0.7, 1.0)
+
+
+class EmptyStart(HeadDrafts):
+    """A head that has not seen the prompt."""
+
+    def prompt(self, embeddings, hidden, positions):
+        self._hidden, self._places = [hidden[-1:]], [positions[:, -1:]]
+        self._next = int(positions.max()) + 1
+
+
+def reply(engine, ids, settings, seed, tokens, variant=None):
+    """(text, meter) of a reply with chains of three drafts; plain decoding without a variant."""
+    sampler = Sampler(settings, seed, min(engine.tokenizer.size, engine.config.vocab_size))
+
+    def candidates(logits, text, count):
+        if variant == "argmax":
+            return torch.topk(logits[: sampler.vocab_size], count).indices.tolist()
+        return sampler.candidates(logits, torch.tensor(text, device=logits.device), len(text), count)
+
+    session, meter = Session(engine.trunk, len(ids) + tokens), Meter(engine.device)
+    drafter = NoDrafts()
+    if variant is not None:
+        kind = EmptyStart if variant == "empty" else HeadDrafts
+        drafter = kind(engine.mtp_head, engine.trunk, Fixed(Tree.chain(3)), candidates, len(ids) + tokens)
+    passes = generate(
+        session, ids, drafter, sampler, stop_ids=frozenset(engine.tokenizer.stop_ids), max_tokens=tokens,
+        on_step=lambda progress: None, meter=meter,
+    )  # fmt: skip
+    return [token for new in passes for token in new], meter
+
+
+def measure(engine, kind: str, temperature: float, tokens: int, seeds: int) -> dict:
+    """Drafts accepted a pass of every variant, over `seeds` replies."""
+    prompt, template = KINDS[kind]
+    ids = engine.template.prompt_ids(prompt, system=None, thinking=False, raw=not template)
+    settings = SamplingSettings(temperature=temperature, top_k=20, top_p=0.95)
+    found = {variant: [0, 0] for variant in VARIANTS}
+    for seed in range(seeds if temperature else 1):
+        wanted, _ = reply(engine, ids, settings, seed, tokens)
+        for variant in VARIANTS:
+            text, meter = reply(engine, ids, settings, seed, tokens, variant)
+            if text != wanted:
+                raise AssertionError(f"{kind}, {temperature}, {variant}: drafting changed the text")
+            found[variant][0] += meter.accepted
+            found[variant][1] += meter.passes
+    rates = {variant: round(accepted / max(passes, 1), 2) for variant, (accepted, passes) in found.items()}
+    return {"kind": kind, "temperature": temperature, **rates}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo-bf16")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tokens", type=int, default=150)
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    engine = load(arguments.model, device=arguments.device)
+    rows = []
+    for kind in KINDS:
+        for temperature in TEMPERATURES:
+            rows.append(measure(engine, kind, temperature, arguments.tokens, arguments.seeds))
+            print("  " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    print(json.dumps({"what": "drafts accepted a pass, chain of 3", "model": arguments.model, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
