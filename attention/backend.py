@@ -48,8 +48,7 @@ def _wrong_result(device, kind, dtype=torch.bfloat16) -> str | None:
     rotary = angles.cos(), angles.sin()
     control = new_control(device)
     write_control(control, length=length, parents=_PARENTS)
-    kept = torch.float16 if cache.mixed and dtype == torch.bfloat16 else dtype
-    q = torch.empty(SLOTS, heads, dim, dtype=kept, device=device)
+    q = torch.empty(SLOTS, heads, dim, dtype=cache.query_dtype(dtype), device=device)
     append(projected, norms, rotary, eps=eps, keys=cache.keys, values=cache.values, control=control, q=q)
     turned = [
         rotate(rms_norm(x, norm, eps), *rotary)

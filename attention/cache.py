@@ -73,6 +73,11 @@ class KVCache:
             return q, k
         return kv_int8.mixed_queries(q).to(q.dtype), kv_int8.mixed_keys(k)
 
+    def query_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """What the kernels keep queries in. Mixed ones take one more rounding: fp16 rounds eight times finer than bf16,
+        and int8 codes are multiplied in it."""
+        return torch.float16 if self.mixed and dtype == torch.bfloat16 else dtype
+
     def read(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of slots start..end-1 as float32 [kv_heads, end - start, D]."""
         return self.keys.read(start, end), self.values.read(start, end)

@@ -53,9 +53,7 @@ def attend(
     query_gate = projected[0]
     heads, dim = query_gate.shape[1], query_gate.shape[2] // 2
     control = scratch.control(cache.length, parents, query_gate.device)
-    # Mixed queries take one more rounding: fp16 rounds eight times finer, and int8 codes are multiplied in it.
-    dtype = torch.float16 if cache.mixed and query_gate.dtype == torch.bfloat16 else query_gate.dtype
-    q = torch.empty(len(query_gate), heads, dim, dtype=dtype, device=query_gate.device)
+    q = query_gate.new_empty(len(query_gate), heads, dim, dtype=cache.query_dtype(query_gate.dtype))
     append(projected, norms, rotary, eps=eps, keys=cache.keys, values=cache.values, control=control, q=q)
     cache.staged(parents)
     out = query_gate.new_empty(len(query_gate), heads * dim)

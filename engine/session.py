@@ -22,7 +22,6 @@ class Session:
         with torch.inference_mode():
             self.state = trunk.new_state(capacity)
         self.tokens: list[int] = []
-        self.hidden: Tensor | None = None
         self.valid = True
         self._rows: Tensor | None = None  # hidden states of the staged rows
 
@@ -55,13 +54,12 @@ class Session:
                 embeddings = self.trunk.embed(chunk)
                 hidden = self.trunk.prefill(embeddings, self.state, places)
                 on_hidden(embeddings, hidden, places)
-                self.hidden = hidden[-1]
                 self.tokens += chunk
             done += len(chunk)
             if on_chunk(done):
                 return None
         with torch.inference_mode():
-            return self.trunk.logits(self.hidden)
+            return self.trunk.logits(hidden[-1])
 
     def verify(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         """One pass over a tree of up to eight rows; nothing is committed. Returns logits [SLOTS, V] float32."""
@@ -75,10 +73,8 @@ class Session:
             raise FastQwenError(f"{len(path)} tokens were accepted where {self.room} fit.")
         with self._pass():
             self.state.commit(path)
-            rows = self._rows[list(path)]
-            self.hidden = rows[-1]
             self.tokens += tokens
-        return rows
+            return self._rows[list(path)]
 
     @contextmanager
     def _pass(self):

@@ -5,17 +5,7 @@ import triton.language as tl
 
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
 from ._float_linear_kernels import float_rows
-from ._packed_records import (
-    decode6,
-    four,
-    half2_scales,
-    levels_by_shuffle,
-    load_record,
-    pick,
-    record_grid,
-    scale_pair,
-    words4,
-)  # fmt: skip
+from ._packed_records import four, levels_of, load_record, pick, record_grid, scale_pair, step8, words4
 
 
 @triton.jit
@@ -72,6 +62,27 @@ def _multiply8(r0, r1, r2, r3, s0, s1, s2, s3, x0, x1, x2, x3, p0, p1, p2, p3):
         args=[r0, r1, r2, r3, s0, s1, s2, s3, x0, x1, x2, x3, p0, p1, p2, p3],
         dtype=(tl.int32,) * 4, is_pure=False, pack=1,
     )  # fmt: skip
+
+
+@triton.jit
+def _finish(
+    a0, a1, a2, a3, scale0, scale1, x_scale0, x_scale1, p_residual, p_out, o0, rows, RESIDUAL: tl.constexpr
+):  # fmt: skip
+    """Scales the sums of rows g (a0, a1) and g + 8 for two slots each, adds the residual, rounds once and stores."""
+    o1 = o0 + rows
+    y0 = a0 * scale0 * x_scale0
+    y1 = a1 * scale0 * x_scale1
+    y2 = a2 * scale1 * x_scale0
+    y3 = a3 * scale1 * x_scale1
+    if RESIDUAL:
+        y0 += tl.load(p_residual + o0).to(tl.float32)
+        y1 += tl.load(p_residual + o1).to(tl.float32)
+        y2 += tl.load(p_residual + o0 + 8).to(tl.float32)
+        y3 += tl.load(p_residual + o1 + 8).to(tl.float32)
+    tl.store(p_out + o0, y0.to(p_out.dtype.element_ty))
+    tl.store(p_out + o1, y1.to(p_out.dtype.element_ty))
+    tl.store(p_out + o0 + 8, y2.to(p_out.dtype.element_ty))
+    tl.store(p_out + o1 + 8, y3.to(p_out.dtype.element_ty))
 
 
 @triton.jit
@@ -171,28 +182,12 @@ def packed_linear_kernel(
                 if BITS == 4:
                     c0, c1, c2, c3 = four(pick(j, v0, v1, v2, v3, v4, v5, v6, v7))
                     pair = scale_pair(j, scales, J)
-                    if WINDOW:
-                        l0, l1, l2, l3, h0, h1, h2, h3 = levels_by_shuffle(pair, first, t0, t1, t2, t3)
-                    else:
-                        l0, l1, l2, l3 = words4(p_levels + (pair & 255) * 4)
-                        h0, h1, h2, h3 = words4(p_levels + (pair >> 8 & 255) * 4)
+                    l0, l1, l2, l3, h0, h1, h2, h3 = levels_of(pair, first, p_levels, t0, t1, t2, t3, WINDOW)
                     p0, p1, p2, p3, n0, n1, n2, n3 = _multiply4(
                         c0, c1, c2, c3, l0, l1, l2, l3, h0, h1, h2, h3, x0, x1, x2, x3, p0, p1, p2, p3, n0, n1, n2, n3
                     )
-                elif BITS == 6:
-                    c0, c1, c2, c3 = four(pick(j, v0, v1, v2, v3, v4, v5, v6, v7))
-                    k0, k1, k2, k3 = four(pick(J + j // 2, v0, v1, v2, v3, v4, v5, v6, v7))
-                    top0 = k0 if j % 2 == 0 else k2
-                    top1 = k1 if j % 2 == 0 else k3
-                    half2_g, half2_g8 = half2_scales(scale_pair(j, scales, J))
-                    r0, r1 = decode6(c0, top0, half2_g)
-                    r2, r3 = decode6(c1, top0 >> 4, half2_g)
-                    s0, s1 = decode6(c2, top1, half2_g8)
-                    s2, s3 = decode6(c3, top1 >> 4, half2_g8)
-                    p0, p1, p2, p3 = _multiply8(r0, r1, r2, r3, s0, s1, s2, s3, x0, x1, x2, x3, p0, p1, p2, p3)
                 else:
-                    r0, r1, r2, r3 = four(pick(2 * j, v0, v1, v2, v3, v4, v5, v6, v7))
-                    s0, s1, s2, s3 = four(pick(2 * j + 1, v0, v1, v2, v3, v4, v5, v6, v7))
+                    r0, r1, r2, r3, s0, s1, s2, s3 = step8(j, v0, v1, v2, v3, v4, v5, v6, v7, scales, BITS, J)
                     p0, p1, p2, p3 = _multiply8(r0, r1, r2, r3, s0, s1, s2, s3, x0, x1, x2, x3, p0, p1, p2, p3)
             v0 = u0
             v1 = u1
@@ -209,21 +204,9 @@ def packed_linear_kernel(
         a1 = tl.sum((p1 - n1).reshape(WARPS, 32), 0).to(tl.float32)
         a2 = tl.sum((p2 - n2).reshape(WARPS, 32), 0).to(tl.float32)
         a3 = tl.sum((p3 - n3).reshape(WARPS, 32), 0).to(tl.float32)
-        o0 = m * rows + row
-        o1 = o0 + rows
-        y0 = a0 * scale0 * x_scale0
-        y1 = a1 * scale0 * x_scale1
-        y2 = a2 * scale1 * x_scale0
-        y3 = a3 * scale1 * x_scale1
-        if RESIDUAL:
-            y0 += tl.load(p_residual + o0).to(tl.float32)
-            y1 += tl.load(p_residual + o1).to(tl.float32)
-            y2 += tl.load(p_residual + o0 + 8).to(tl.float32)
-            y3 += tl.load(p_residual + o1 + 8).to(tl.float32)
-        tl.store(p_out + o0, y0.to(p_out.dtype.element_ty))
-        tl.store(p_out + o1, y1.to(p_out.dtype.element_ty))
-        tl.store(p_out + o0 + 8, y2.to(p_out.dtype.element_ty))
-        tl.store(p_out + o1 + 8, y3.to(p_out.dtype.element_ty))
+        _finish(
+            a0, a1, a2, a3, scale0, scale1, x_scale0, x_scale1, p_residual, p_out, m * rows + row, rows, RESIDUAL
+        )  # fmt: skip
 
 
 @triton.jit

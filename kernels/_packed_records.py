@@ -207,6 +207,36 @@ def decode6(codes, tops, scale):
 
 
 @triton.jit
+def levels_of(pair, first, p_levels, t0, t1, t2, t3, WINDOW: tl.constexpr):
+    """Magnitudes of two scale bytes, rows g and g + 8: from the lanes' table, or from the one in memory."""
+    if WINDOW:
+        return levels_by_shuffle(pair, first, t0, t1, t2, t3)
+    else:
+        l0, l1, l2, l3 = words4(p_levels + (pair & 255) * 4)
+        h0, h1, h2, h3 = words4(p_levels + (pair >> 8 & 255) * 4)
+        return l0, l1, l2, l3, h0, h1, h2, h3
+
+
+@triton.jit
+def step8(j: tl.constexpr, v0, v1, v2, v3, v4, v5, v6, v7, scales, BITS: tl.constexpr, J: tl.constexpr):
+    """Step j of a 6- or 8-bit record as int8: 16 columns of row g, then of row g + 8, four int32 each."""
+    if BITS == 8:
+        r0, r1, r2, r3 = four(pick(2 * j, v0, v1, v2, v3, v4, v5, v6, v7))
+        s0, s1, s2, s3 = four(pick(2 * j + 1, v0, v1, v2, v3, v4, v5, v6, v7))
+    else:
+        c0, c1, c2, c3 = four(pick(j, v0, v1, v2, v3, v4, v5, v6, v7))
+        k0, k1, k2, k3 = four(pick(J + j // 2, v0, v1, v2, v3, v4, v5, v6, v7))
+        top0 = k0 if j % 2 == 0 else k2
+        top1 = k1 if j % 2 == 0 else k3
+        half2_g, half2_g8 = half2_scales(scale_pair(j, scales, J))
+        r0, r1 = decode6(c0, top0, half2_g)
+        r2, r3 = decode6(c1, top0 >> 4, half2_g)
+        s0, s1 = decode6(c2, top1, half2_g8)
+        s2, s3 = decode6(c3, top1 >> 4, half2_g8)
+    return r0, r1, r2, r3, s0, s1, s2, s3
+
+
+@triton.jit
 def e4m3_to_float(byte):
     """The value of an e4m3 byte without a sign, by its own arithmetic: any backend has it."""
     exponent = byte >> 3

@@ -3,18 +3,7 @@
 import triton
 import triton.language as tl
 
-from ._packed_records import (
-    decode4,
-    decode6,
-    four,
-    half2_scales,
-    levels_by_shuffle,
-    load_record,
-    pick,
-    record_grid,
-    scale_pair,
-    words4,
-)  # fmt: skip
+from ._packed_records import decode4, four, levels_of, load_record, pick, record_grid, scale_pair, step8, words4
 
 
 @triton.jit
@@ -54,28 +43,13 @@ def unpack_records_kernel(
     p_low = p_out + o_row * (K // 4) + record * (16 * J) + lane % 4 * 4
     p_high = p_low + 2 * K  # eight rows further
     for j in tl.static_range(J):
-        if BITS == 8:
-            r0, r1, r2, r3 = four(pick(2 * j, v0, v1, v2, v3, v4, v5, v6, v7))
-            s0, s1, s2, s3 = four(pick(2 * j + 1, v0, v1, v2, v3, v4, v5, v6, v7))
-        else:
+        if BITS == 4:
             c0, c1, c2, c3 = four(pick(j, v0, v1, v2, v3, v4, v5, v6, v7))
             pair = scale_pair(j, scales, J)
-            if BITS == 4:
-                if WINDOW:
-                    l0, l1, l2, l3, h0, h1, h2, h3 = levels_by_shuffle(pair, first, t0, t1, t2, t3)
-                else:
-                    l0, l1, l2, l3 = words4(p_table + (pair & 255) * 4)
-                    h0, h1, h2, h3 = words4(p_table + (pair >> 8 & 255) * 4)
-                r0, r1, r2, r3, s0, s1, s2, s3 = decode4(c0, c1, c2, c3, l0, l1, l2, l3, h0, h1, h2, h3)
-            else:
-                k0, k1, k2, k3 = four(pick(J + j // 2, v0, v1, v2, v3, v4, v5, v6, v7))
-                top0 = k0 if j % 2 == 0 else k2
-                top1 = k1 if j % 2 == 0 else k3
-                half2_g, half2_g8 = half2_scales(pair)
-                r0, r1 = decode6(c0, top0, half2_g)
-                r2, r3 = decode6(c1, top0 >> 4, half2_g)
-                s0, s1 = decode6(c2, top1, half2_g8)
-                s2, s3 = decode6(c3, top1 >> 4, half2_g8)
+            l0, l1, l2, l3, h0, h1, h2, h3 = levels_of(pair, first, p_table, t0, t1, t2, t3, WINDOW)
+            r0, r1, r2, r3, s0, s1, s2, s3 = decode4(c0, c1, c2, c3, l0, l1, l2, l3, h0, h1, h2, h3)
+        else:
+            r0, r1, r2, r3, s0, s1, s2, s3 = step8(j, v0, v1, v2, v3, v4, v5, v6, v7, scales, BITS, J)
         _store16(p_low + j * 16, r0, r1, r2, r3, live)
         _store16(p_high + j * 16, s0, s1, s2, s3, live)
 

@@ -17,7 +17,7 @@ from .drafts import Outcome
 from .head import MtpHead
 from .tree import Tree
 
-# (logits [V], the reply's tokens before it, its index in the text, how many) -> that many distinct ids, best first
+# (logits [V], the reply's tokens before the one to draft, how many) -> that many distinct ids, best first
 Candidates = Callable[[Tensor, Sequence[int], int], list[int]]
 MAX_WAITING = 256  # committed rows the head may be behind while nothing is drafted
 
