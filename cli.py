@@ -102,6 +102,7 @@ def _add_generate(parser):
     add("--mtp", default="auto", choices=MTP_CHOICES, help="drafting; never changes the text (default auto)")
     add("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:1, ... (default auto)")
     add("--kv", default="auto", choices=KV_KINDS, help="how keys and values are kept; may change the text")
+    add("--no-graphs", action="store_true", help="on a GPU, launch every kernel anew; slower, the same text")
     add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
     add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")
     add("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT (may be repeated)")
@@ -145,6 +146,7 @@ def _generate(arguments) -> int:
             quantize=arguments.quantize,
             repack=arguments.repack,
             kv=arguments.kv,
+            graphs=not arguments.no_graphs,
             on_load=bar,
         )
     prompt_bar = _Bar("prompt", "token")

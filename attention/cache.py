@@ -94,6 +94,14 @@ class KVCache:
         assert length <= self.length
         self.length, self._staged = length, ()
 
+    def adopt(self, length: int, move: tuple[int, int] | None):
+        """Takes over from passes that the device controlled: `length` tokens are committed once the bytes of slot
+        move[0] are in slot move[1]."""
+        if move is not None:
+            self.keys.move(*move)
+            self.values.move(*move)
+        self.length, self._staged = length, ()
+
     def stage(self, k: Tensor, v: Tensor, parents: Sequence[int]) -> tuple[int, ...]:
         """Writes the rows of a pass, k and v [SLOTS, kv_heads, D], past the committed length.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..kernels.attention_append import append
 from ..kernels.attention_control import new_control, write_control
 from ..kernels.decode_attention import Workspace, allocate, decode_attention
+from ..weights.backend import dependent_launch
 from .cache import KVCache
 
 
@@ -42,22 +43,23 @@ def attend(
     rotary: tuple[Tensor, Tensor],
     *,
     eps: float,
-    parents: Sequence[int],
+    control: Tensor,
     cache: KVCache,
-    scratch: DecodeScratch,
 ) -> Tensor:
     """Stages the rows' keys and values and attends: [SLOTS, heads * D], gated; dead rows zero.
 
-    projected, norms, rotary, eps  as for kernels/attention_append.py
+    projected, norms, rotary, eps, control  as for kernels/attention_append.py; `cache` has a scratch
     """
     query_gate = projected[0]
     heads, dim = query_gate.shape[1], query_gate.shape[2] // 2
-    control = scratch.control(cache.length, parents, query_gate.device)
+    dependent = dependent_launch(query_gate.device)
     q = query_gate.new_empty(len(query_gate), heads, dim, dtype=cache.query_dtype(query_gate.dtype))
-    append(projected, norms, rotary, eps=eps, keys=cache.keys, values=cache.values, control=control, q=q)
-    cache.staged(parents)
+    append(
+        projected, norms, rotary, eps=eps, keys=cache.keys, values=cache.values, control=control, q=q,
+        dependent=dependent,
+    )  # fmt: skip
     out = query_gate.new_empty(len(query_gate), heads * dim)
     return decode_attention(
-        q, cache.keys, cache.values,
-        control=control, workspace=scratch.workspace(heads, cache), gate=query_gate, out=out,
+        q, cache.keys, cache.values, control=control, workspace=cache.scratch.workspace(heads, cache), gate=query_gate,
+        out=out, dependent=dependent,
     )  # fmt: skip

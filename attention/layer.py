@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..kernels.attention import decode_row, prefill_rows
 from ..kernels.rms_norm import rms_norm
-from ..kernels.rows import depths, each_row
+from ..kernels.rows import SLOTS, depths, each_row
 from ..weights import Norm, Reader
 from .backend import attention_kernels, takes
 from .cache import KVCache
@@ -81,7 +81,10 @@ class GatedAttention:
         rows = len(parents)
         projected = self.qkv.verify(x, rows)
         if cache.scratch is not None:
-            return self.out.verify(self._attend(projected, cos, sin, parents, cache), rows, x)[0]
+            control = cache.scratch.control(cache.length, parents, x.device)
+            mixed = self._attend(projected, cos, sin, control, cache)
+            cache.staged(parents)
+            return self.out.verify(mixed, rows, x)[0]
         q, gate, k, v = each_row(self._heads, rows, *projected, cos, sin)
         q, k = each_row(cache.for_cache, rows, q, k)
         slots = cache.stage(k, v, parents)
@@ -90,14 +93,18 @@ class GatedAttention:
             o[row] = decode_row(q[row].clone(), cache.read, cache.length + depth, slots[row])
         return self.out.verify(each_row(_gated, rows, o, gate), rows, x)[0]
 
-    def _attend(self, projected, cos, sin, parents, cache):
+    def decode(self, x: Tensor, cos: Tensor, sin: Tensor, *, control: Tensor, cache: KVCache) -> Tensor:
+        """`verify` by kernels alone, for a cache that has a scratch: rows, length and tree are read from `control`
+        (kernels/attention_control.py) on the device. The cache's own length is neither read nor changed."""
+        mixed = self._attend(self.qkv.verify(x, SLOTS), cos, sin, control, cache)
+        return self.out.verify(mixed, SLOTS, x)[0]
+
+    def _attend(self, projected, cos, sin, control, cache):
         c = self.config
         widths = ((c.heads, 2 * c.head_dim), (c.kv_heads, c.head_dim), (c.kv_heads, c.head_dim))
         projected = tuple(x.view(-1, *width) for x, width in zip(projected, widths, strict=True))
         norms = self.q_norm, self.k_norm
-        return attend(
-            projected, norms, (cos, sin), eps=c.rms_eps, parents=parents, cache=cache, scratch=cache.scratch
-        )  # fmt: skip
+        return attend(projected, norms, (cos, sin), eps=c.rms_eps, control=control, cache=cache)
 
     def _heads(self, q, k, v, cos, sin):
         """What the projections give -> q and gate [..., heads, D], k and v [..., kv_heads, D]."""

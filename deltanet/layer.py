@@ -121,6 +121,12 @@ class GatedDeltaNet:
                 reached[row] = after
         return self.out.verify(each_row(self._gated, rows, o, z), rows, x)[0]
 
+    def decode(self, x: Tensor, *, control: Tensor, state: KernelState) -> Tensor:
+        """`verify` by kernels alone: rows, tree and pending path are read from `control` (kernels/delta_decode.py) on
+        the device."""
+        mixed = state.launch(self.inputs.verify(x, SLOTS), control)
+        return self.out.verify(mixed, SLOTS, x)[0]
+
     def _windows(self, columns, window, paths):
         """The conv window of each row: the last J-1 columns along its own ancestors, [SLOTS, J-1, C]."""
         windows = window.new_zeros(SLOTS, *window.shape)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..kernels import delta_decode, delta_prefill, delta_rule
 from ..kernels.rows import SLOTS, check_path
+from ..weights.backend import dependent_launch
 
 
 class DeltaNetState(ABC):
@@ -102,14 +103,38 @@ class KernelState(DeltaNetState):
 
     def run(self, inputs: Sequence[Tensor], parents: Sequence[int]) -> Tensor:
         """The pass of a layer: qkv, z, b and a of eight slots (delta_decode.delta_decode) -> [SLOTS, Hv * dv]."""
-        heads, device = self._weights.heads, self._state.recurrent.device
-        out = inputs[0].new_empty(SLOTS, heads.value_heads * heads.value_dim)
-        control = _control(tuple(parents), self._index, self._pending, device)
-        # Scratch comes from the allocator with every launch: all layers then share the same memory.
-        steps = delta_decode.allocate_steps(heads, device)
-        delta_decode.delta_decode(inputs, self._weights, self._state, control=control, steps=steps, out=out)
+        control = _control(tuple(parents), self._index, self._pending, self._state.recurrent.device)
+        out = self.launch(inputs, control)
         self._index, self._pending, self._parents = 1 - self._index, (), tuple(parents)
         return out
+
+    def launch(self, inputs: Sequence[Tensor], control: Tensor) -> Tensor:
+        """The same with a control tensor (kernels/delta_decode.py) that is on the device already: what it says of the
+        buffer and the pending path holds, and is not kept here (`adopt`)."""
+        heads, device = self._weights.heads, self._state.recurrent.device
+        out = inputs[0].new_empty(SLOTS, heads.value_heads * heads.value_dim)
+        # Scratch comes from the allocator with every launch: all layers then share the same memory.
+        steps = delta_decode.allocate_steps(heads, device)
+        return delta_decode.delta_decode(
+            inputs, self._weights, self._state, control=control, steps=steps, out=out,
+            dependent=dependent_launch(device),
+        )  # fmt: skip
+
+    def adopt(self, buffer: int, pending: Sequence[int]):
+        """Takes over from launches that the device controlled: the next pass fills `buffer`, `pending` is to replay."""
+        self._index, self._pending, self._parents = buffer, tuple(pending), ()
+
+    def reset(self):
+        """Nothing committed, nothing pending."""
+        with torch.inference_mode():
+            self._state.recurrent.zero_()
+            self._state.windows.zero_()
+        self._index, self._pending, self._parents = 0, (), ()
+
+    @property
+    def buffer(self) -> int:
+        """The buffer that the next pass fills."""
+        return self._index
 
     def prefill(self, inputs: Sequence[Tensor]) -> Tensor:
         """Prompt tokens: qkv, z, b, a of T rows (delta_prefill.prefill) -> [T, Hv * dv]; the state moves past them."""

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels.rounds import STOPS
+from ..kernels.sampling import supports
 from ..model.chat import ChatTemplate
+from ..model.state import capacity_class
 from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
 from ..mtp.drafts import NoDrafts
@@ -14,9 +17,11 @@ from ..mtp.estimates import Costs, Statistics
 from ..mtp.head import MtpHead
 from ..mtp.head_drafts import HeadDrafts
 from ..mtp.planner import Fixed, Planner
-from ..mtp.tree import Tree
+from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
-from .loop import generate
+from .device import DeviceModel, DevicePasses
+from .loop import run
+from .passes import HostPasses, Passes
 from .report import STOP_TEXT, Meter, Progress, Report
 from .sampling import Sampler, SamplingSettings
 from .session import Session
@@ -48,7 +53,8 @@ class Result:
 class Engine:
     """One loaded model. Replies run one at a time.
 
-    notes  what a user should know about this checkpoint, one sentence each; every report carries them
+    notes   what a user should know about this checkpoint, one sentence each; every report carries them
+    graphs  on a GPU, passes are captured once and replayed; never changes the text
     """
 
     def __init__(
@@ -59,12 +65,16 @@ class Engine:
         *,
         mtp_head: MtpHead | None = None,
         notes: Sequence[str] = (),
+        graphs: bool = True,
     ):
         self.trunk, self.tokenizer, self.template, self.mtp_head = trunk, tokenizer, template, mtp_head
         self.config, self.device = trunk.config, trunk.device
         self.notes = tuple(notes)
         self._statistics: dict[object, Statistics] = {}
         self._costs = Costs()
+        self._graphs = graphs
+        self._device_model: DeviceModel | None = None
+        self._on_device = trunk.device.type == "cuda"
         # On a CPU the number of threads can change how a sum is split, and so the last bit of a logit.
         self.threads = torch.get_num_threads()
 
@@ -107,17 +117,52 @@ class Engine:
         capacity = min(limit, len(ids) + max_tokens)
         text = ReplyText(self.tokenizer, thinking=thinking and template, stop=stop)
         meter.mtp = str(mtp) if self.mtp_head is not None else "off"
-        drafter = functools.partial(self._drafter, meter.mtp, sampler, capacity)
-        return Reply(self, ids, sampler, text, capacity, max_tokens, on_step or (lambda progress: None), meter, drafter)
+        passes = functools.partial(self._passes, meter.mtp, sampler, capacity, max_tokens)
+        return Reply(self, ids, text, max_tokens, on_step or (lambda progress: None), meter, passes)
 
     def generate(self, prompt, **options) -> Result:
         """`reply(...)`, run to its end."""
         return self.reply(prompt, **options).result()
 
+    def free(self):
+        """Gives back what replies share on a GPU: keys and values, states, workspaces and captured graphs. The next reply
+        makes them again."""
+        self._device_model = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _passes(self, mtp, sampler, capacity, max_tokens) -> Passes:
+        stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
+        drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k) and len(stop_ids) <= STOPS
+        model = self._model_for(capacity) if drawn else None
+        if model is None:
+            session, drafter = Session(self.trunk, capacity), self._drafter(mtp, sampler, capacity)
+            return HostPasses(session, drafter, sampler, stop_ids=stop_ids, max_tokens=max_tokens)
+        model.state.reset()
+        planner = Fixed(OFF) if mtp == "off" else self._chooser(mtp, settings)
+        return DevicePasses(
+            model, Session(self.trunk, capacity, model.state), planner, settings, seed=sampler.seed,
+            drafts=mtp != "off", stop_ids=stop_ids, max_tokens=max_tokens,
+        )  # fmt: skip
+
+    def _model_for(self, capacity) -> DeviceModel | None:
+        """What a GPU's replies share, for at least `capacity` tokens; None where some operation has no kernel."""
+        if self._on_device and (self._device_model is None or self._device_model.capacity < capacity):
+            self._device_model = None  # first given back, then made larger
+            room = capacity_class(capacity, self.config.max_positions)
+            vocab = min(self.tokenizer.size, self.config.vocab_size)
+            model = DeviceModel(self.trunk, self.mtp_head, capacity=room, vocab=vocab, graphs=self._graphs)
+            self._on_device = model.usable
+            self._device_model = model if model.usable else None
+        return self._device_model
+
+    def _chooser(self, mtp, settings):
+        return self._planner(settings) if mtp == "auto" else Fixed(Tree.chain(int(mtp)))
+
     def _drafter(self, mtp, sampler, capacity):
         if mtp == "off":
             return NoDrafts()
-        planner = self._planner(sampler.settings) if mtp == "auto" else Fixed(Tree.chain(int(mtp)))
+        planner = self._chooser(mtp, sampler.settings)
 
         def candidates(logits, text, count):
             history = torch.tensor(text, dtype=torch.long, device=logits.device)
@@ -148,9 +193,7 @@ class Reply:
     After an exception (a callback's, say) `result()` raises it again.
     """
 
-    def __init__(
-        self, engine, ids, sampler, text: ReplyText, capacity, max_tokens, on_step, meter: Meter, make_drafter
-    ):
+    def __init__(self, engine, ids, text: ReplyText, max_tokens, on_step, meter: Meter, make_passes):
         self.prompt_ids = ids
         self._text, self._meter = text, meter
         self._tokens: list[int] = []
@@ -159,15 +202,12 @@ class Reply:
 
         def new_tokens():
             meter.start()
-            session, drafter = Session(engine.trunk, capacity), make_drafter()
+            passes = make_passes()
             stop_ids = frozenset(engine.tokenizer.stop_ids)
             try:
-                yield from generate(
-                    session, ids, drafter, sampler,
-                    stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter,
-                )  # fmt: skip
+                yield from run(passes, ids, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter)
             finally:
-                meter.planner = drafter.report()
+                meter.planner = passes.report()
 
         self._deltas = self._run(new_tokens())
 

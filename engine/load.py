@@ -37,6 +37,7 @@ def load(
     quantize: str | None = None,
     repack: bool = False,
     kv: str = "auto",
+    graphs: bool = True,
     tokenizer=None,
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
@@ -48,6 +49,7 @@ def load(
     quantize   "w4a8", "w6a8" or "int8": quantises plain weights in memory, as `fastqwen quantize` writes them
     repack     re-packs layers of formats without a kernel (fp8, nvfp4, ...) as W6A8; else they become `dtype`
     kv         how keys and values are kept: "auto" (int8 on a GPU, fp32 on a CPU), "int8", "bf16" or "fp32"
+    graphs     on a GPU, capture passes as CUDA graphs and replay them: faster, the same text
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
     on_load    told (bytes done, bytes in all) after every tensor
@@ -70,7 +72,7 @@ def load(
     model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind)
     head = MtpHead(model.reader, config) if config.has_mtp else None
     notes = [*_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
-    return Engine(model.trunk, text, template, mtp_head=head, notes=notes)
+    return Engine(model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ..model.state import TrunkState
 from ..model.trunk import PREFILL_CHUNK, Trunk
 from ..weights import FastQwenError
 
@@ -17,10 +18,11 @@ class Session:
     passes it is always whole. An invalid session refuses further use.
     """
 
-    def __init__(self, trunk: Trunk, capacity: int):
-        self.trunk = trunk
+    def __init__(self, trunk: Trunk, capacity: int, state: TrunkState | None = None):
+        """state: an empty one that can hold `capacity` tokens, where there is one to use again."""
+        self.trunk, self.capacity = trunk, capacity
         with torch.inference_mode():
-            self.state = trunk.new_state(capacity)
+            self.state = trunk.new_state(capacity) if state is None else state
         self.tokens: list[int] = []
         self.valid = True
         self._rows: Tensor | None = None  # hidden states of the staged rows
@@ -28,7 +30,7 @@ class Session:
     @property
     def room(self) -> int:
         """How many more tokens can be committed."""
-        return self.state.capacity - len(self.tokens)
+        return self.capacity - len(self.tokens)
 
     def prefill(
         self,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ..weights import Norm, Reader
@@ -17,11 +16,11 @@ class MLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return self.down(torch.cat(self.gate_up(x), -1), x)[0]
+        return self.down(self.gate_up.joined(x), x)[0]
 
     def verify(self, x: Tensor, rows: int) -> Tensor:
         """x [SLOTS, H] -> [SLOTS, H]."""
-        return self.down.verify(torch.cat(self.gate_up.verify(x, rows), -1), rows, x)[0]
+        return self.down.verify(self.gate_up.verify_joined(x, rows), rows, x)[0]
 
 
 class Block:

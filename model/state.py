@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 
 from ..attention import KVCache
-from ..deltanet import DeltaNetState
+from ..deltanet import DeltaNetState, KernelState
+
+
+def capacity_class(tokens: int, limit: int) -> int:
+    """Room for `tokens`, in steps that double from 1024, at most `limit`: buffers of a class serve many requests."""
+    room = 1024
+    while room < tokens:
+        room *= 2
+    return max(tokens, min(room, limit))
 
 
 class TrunkState:
@@ -17,6 +25,15 @@ class TrunkState:
         self.length = 0
         self.next_position = 0
 
+    def reset(self):
+        """Forgets the sequence; buffers stay where they are, so that graphs captured over them stay valid."""
+        self.length = self.next_position = 0
+        for layer in self.layers:
+            if isinstance(layer, KVCache):
+                layer.adopt(0, None)
+            else:
+                layer.reset()
+
     def commit(self, path: Sequence[int]):
         """Keeps the staged rows of `path`: slots from the root along parents."""
         for layer in self.layers:
@@ -29,6 +46,28 @@ class TrunkState:
         for layer in self.layers:
             if isinstance(layer, DeltaNetState):
                 layer.flush()
+
+    @property
+    def runs_on_device(self) -> bool:
+        """Whether every layer's pass is kernels that read what changes between passes on the device."""
+        return all(
+            layer.scratch is not None if isinstance(layer, KVCache) else isinstance(layer, KernelState)
+            for layer in self.layers
+        )
+
+    @property
+    def buffer(self) -> int:
+        """The buffer that the next pass of the DeltaNet layers fills: they all take turns."""
+        return next((layer.buffer for layer in self.layers if isinstance(layer, KernelState)), 0)
+
+    def adopt(self, *, length: int, position: int, buffer: int, pending: Sequence[int], move: tuple[int, int] | None):
+        """Takes over after passes that the device controlled (kernels/rounds.py)."""
+        self.length, self.next_position = length, position
+        for layer in self.layers:
+            if isinstance(layer, KVCache):
+                layer.adopt(length, move)
+            else:
+                layer.adopt(buffer, pending)
 
     @property
     def bytes(self) -> int:

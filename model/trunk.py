@@ -8,6 +8,7 @@ from torch import Tensor
 from ..attention import DecodeScratch, GatedAttention, Rotary
 from ..deltanet import GatedDeltaNet
 from ..kernels.rms_norm import rms_norm
+from ..kernels.rounds import Round
 from ..kernels.rows import SLOTS, depths, each_row
 from ..weights import Projection, Reader
 from .block import read_block
@@ -102,6 +103,17 @@ class Trunk:
         hidden = each_row(lambda row: rms_norm(row, self.norm, self.config.rms_eps), rows, x)
         return hidden, self.head.verify(hidden, rows)[0].float()
 
+    def decode(self, round: Round, state: TrunkState) -> tuple[Tensor, Tensor]:
+        """`verify` with everything that differs between passes read on the device (kernels/rounds.py): for a state of
+        which `runs_on_device` holds. Returns hidden [SLOTS, H] and logits [SLOTS, V] in the compute dtype; rows of dead
+        slots mean nothing."""
+        cos, sin = self.rotary(round.positions)
+        x = self.embedding.weight_rows(round.tokens, self.dtype).masked_fill(~round.live[:, None], 0.0)
+        for block, layer in zip(self.blocks, state.layers, strict=True):
+            x = block.verify(x, SLOTS, _decode_mixer(block.mixer, layer, cos, sin, round))
+        hidden = rms_norm(x, self.norm, self.config.rms_eps)
+        return hidden, self.head.verify(hidden, SLOTS)[0]
+
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] after the final norm -> [..., V] float32."""
         return self.head(hidden)[0].float()
@@ -115,6 +127,12 @@ def _prefill_mixer(mixer, layer, cos, sin):
     if isinstance(mixer, GatedAttention):
         return lambda x: mixer.prefill(x, cos, sin, cache=layer)
     return lambda x: mixer.prefill(x, state=layer)
+
+
+def _decode_mixer(mixer, layer, cos, sin, round):
+    if isinstance(mixer, GatedAttention):
+        return lambda x: mixer.decode(x, cos, sin, control=round.attention, cache=layer)
+    return lambda x: mixer.decode(x, control=round.delta, state=layer)
 
 
 def _verify_mixer(mixer, layer, cos, sin, parents):

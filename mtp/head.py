@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..attention import GatedAttention, KVCache, Rotary
 from ..kernels.rms_norm import rms_norm
+from ..kernels.rows import SLOTS
 from ..model.block import read_block
 from ..model.config import ModelConfig
 from ..weights import Reader
@@ -44,14 +45,24 @@ class MtpHead:
         positions   [3, T] rotary positions of p
         Returns [T, H] after the head's norm: fed to the trunk's head, or back in for the next level.
         """
-        joined = torch.cat(
-            [
-                rms_norm(embeddings, self.embedding_norm, self.rms_eps),
-                rms_norm(hidden, self.hidden_norm, self.rms_eps),
-            ],
-            -1,
-        )
         cos, sin = self.rotary(positions)
         mixer = self.block.mixer
-        x = self.block.prefill(self.fc(joined)[0], lambda row: mixer.prefill(row, cos, sin, cache=cache))
+        x = self.fc(self._joined(embeddings, hidden))[0]
+        x = self.block.prefill(x, lambda row: mixer.prefill(row, cos, sin, cache=cache))
         return rms_norm(x, self.norm, self.rms_eps)
+
+    def decode(
+        self, embeddings: Tensor, hidden: Tensor, positions: Tensor, *, control: Tensor, cache: KVCache
+    ) -> Tensor:
+        """The same for up to eight rows whose number and place in the cache are read from `control`
+        (kernels/attention_control.py) on the device: embeddings and hidden [SLOTS, H], positions [3, SLOTS], for a cache
+        that has a scratch -> [SLOTS, H]. The cache's own length is neither read nor changed."""
+        cos, sin = self.rotary(positions)
+        mixer = self.block.mixer
+        x = self.fc.verify(self._joined(embeddings, hidden), SLOTS)[0]
+        x = self.block.verify(x, SLOTS, lambda row: mixer.decode(row, cos, sin, control=control, cache=cache))
+        return rms_norm(x, self.norm, self.rms_eps)
+
+    def _joined(self, embeddings, hidden):
+        parts = (embeddings, self.embedding_norm), (hidden, self.hidden_norm)
+        return torch.cat([rms_norm(part, norm, self.rms_eps) for part, norm in parts], -1)

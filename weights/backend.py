@@ -24,6 +24,14 @@ def float_kernels(device: torch.device, dtype: torch.dtype) -> tuple[bool, str]:
     return decide(device, "plain linear", lambda device: _wrong_float(device, dtype))
 
 
+@functools.cache
+def dependent_launch(device: torch.device) -> bool:
+    """Whether kernels are launched as programmatic dependents of the ones before them: NVIDIA from 9.0."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def decide(device: torch.device, kind: str, wrong_result: Callable[[torch.device], str | None]) -> tuple[bool, str]:
     """(whether the kernels of `kind` are used on a device, why).
 

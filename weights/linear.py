@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels import float_linear
-from .backend import float_kernels
+from .backend import dependent_launch, float_kernels
 
 
 class Linear:
@@ -32,7 +32,8 @@ class Linear:
         One launch; a row's bits are its own. residual is added before the one rounding.
         """
         out = torch.empty(x.shape[0], self.weight.shape[0], dtype=x.dtype, device=x.device)
-        return float_linear.float_linear(x.contiguous(), self.weight, residual=residual, out=out)
+        dependent = dependent_launch(x.device)
+        return float_linear.float_linear(x.contiguous(), self.weight, residual=residual, out=out, dependent=dependent)
 
     def weight_rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights [len(ids), K] of some rows: an embedding lookup."""

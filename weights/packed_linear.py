@@ -13,6 +13,7 @@ from ..kernels import int8_gemm, packed, packed_linear, rotation
 from ..kernels.int8_matmul import int8_matmul, scaled
 from ..kernels.packed import Layout
 from ..kernels.packed_linear import PackedWeight, PlainRows
+from .backend import dependent_launch
 from .decode import Grid, to_grid
 from .stored import StoredLayer
 
@@ -107,7 +108,7 @@ class RecordLinear(PackedLinear):
         out = torch.empty(8, self.weight.layout.rows, dtype=dtype, device=x8.device)
         return packed_linear.packed_linear(
             x8, x_scale, self.weight, residual=residual, plain=plain, out=out, config=self._configs[plain is not None],
-            portable=self._portable,
+            portable=self._portable, dependent=dependent_launch(x8.device),
         )  # fmt: skip
 
     def __call__(self, x8: Tensor, x_scale: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:

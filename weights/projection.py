@@ -6,6 +6,7 @@ the SwiGLU before it, all matrices on that input, and the residual added behind.
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from ..kernels.float_linear import FEW_ROWS
 from ..kernels.packed_linear import PlainRows
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import SLOTS, each_row
+from .backend import dependent_launch
 from .linear import Linear
 from .packed_linear import PackedLinear, RecordLinear
 
@@ -58,38 +60,59 @@ class Projection:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, ...]:
         """x [..., K] (SwiGLU: [..., 2 K]), residual [..., N_0] of a group of one -> one [..., N_i] a layer."""
-        rows = x.reshape(-1, x.shape[-1])
-        added = None if residual is None else residual.reshape(rows.shape[0], -1)
-        if self._by_kernel and rows.shape[0] <= SLOTS:  # a draft's row, or the last of a prompt: read packed bytes once
-            results = self._decode(_in_slots(rows), rows.shape[0], None if added is None else _in_slots(added))
-            return tuple(result[: rows.shape[0]].reshape(*x.shape[:-1], -1) for result in results)
-        prepared = {rotated: self._prepare_rows(rows, rotated) for rotated in self._rotations}
-        plain = None
-        results: list[Tensor] = []
-        for matrix, sizes in self.matrices:
-            if isinstance(matrix, PackedLinear):
-                result = matrix(*prepared[matrix.rotated], added, x.dtype).view(*x.shape[:-1], -1)
-            else:
-                plain = self._prologue(x) if plain is None else plain
-                result = matrix(plain) if residual is None else residual + matrix(plain)
-            results += result.split(sizes, -1)
-        return tuple(results)
+        return self._split(self._results(x, residual))
+
+    def joined(self, x: Tensor) -> Tensor:
+        """The layers' results side by side: x [..., K] -> [..., sum of N_i]. Layers in one matrix are so already."""
+        return _beside(self._results(x, None))
 
     def verify(self, x: Tensor, rows: int, residual: Tensor | None = None) -> tuple[Tensor, ...]:
         """The rows of a decode pass: x [SLOTS, K], residual [SLOTS, N_0] -> one [SLOTS, N_i] a layer.
 
         Matrices that have a kernel take all eight slots in one launch, the rest each live row alone.
         """
+        return self._split(self._slot_results(x, rows, residual))
+
+    def verify_joined(self, x: Tensor, rows: int) -> Tensor:
+        """`verify` with the layers' results side by side."""
+        return _beside(self._slot_results(x, rows, None))
+
+    def _split(self, results):
+        return tuple(
+            part for (_, sizes), result in zip(self.matrices, results, strict=True) for part in result.split(sizes, -1)
+        )
+
+    def _results(self, x, residual):
+        """One tensor for each matrix."""
+        rows = x.reshape(-1, x.shape[-1])
+        added = None if residual is None else residual.reshape(rows.shape[0], -1)
+        if self._by_kernel and rows.shape[0] <= SLOTS:  # a draft's row, or the last of a prompt: read packed bytes once
+            results = self._decode(_in_slots(rows), rows.shape[0], None if added is None else _in_slots(added))
+            return [result[: rows.shape[0]].reshape(*x.shape[:-1], -1) for result in results]
+        prepared = {rotated: self._prepare_rows(rows, rotated) for rotated in self._rotations}
+        plain = None
+        results: list[Tensor] = []
+        for matrix, _ in self.matrices:
+            if isinstance(matrix, PackedLinear):
+                result = matrix(*prepared[matrix.rotated], added, x.dtype).view(*x.shape[:-1], -1)
+            else:
+                plain = self._prologue(x) if plain is None else plain
+                result = matrix(plain) if residual is None else residual + matrix(plain)
+            results.append(result)
+        return results
+
+    def _slot_results(self, x, rows, residual):
         if self._by_kernel:
             return self._decode(x, rows, residual)
-        return each_row(self, rows, x) if residual is None else each_row(self, rows, x, residual)
+        inputs = (x,) if residual is None else (x, residual)
+        return each_row(lambda *row: tuple(self._results(*row, *[None] * (2 - len(row)))), rows, *inputs)
 
     def _decode(self, x, rows, residual):
         prepared = {rotated: self._launch_preparation(x, rotated) for rotated in self._rotations}
         plain = next((ready.normed for ready in prepared.values()), None)
         results: list[Tensor] = []
         done = None  # what a plain matrix gave that ran in the launch of the packed one before it
-        for index, (matrix, sizes) in enumerate(self.matrices):
+        for index, (matrix, _) in enumerate(self.matrices):
             if isinstance(matrix, RecordLinear):
                 ready, beside = prepared[matrix.rotated], None
                 if plain is not None and self._runs_beside(index):
@@ -102,8 +125,8 @@ class Projection:
             else:
                 plain = self._plain_rows(x, rows) if plain is None else plain
                 result = self._decode_plain(matrix, plain, rows, residual)
-            results += result.split(sizes, -1)
-        return tuple(results)
+            results.append(result)
+        return results
 
     def _runs_beside(self, index):
         """Whether the matrix behind packed matrix `index` is a small plain one for the same launch."""
@@ -134,7 +157,9 @@ class Projection:
             columns = x.shape[-1] // 2 if self.swiglu else x.shape[-1]
             normed = x.dtype if self._stores_normed else None
             self._buffers[rotated] = prepare.allocate(columns, x.device, normed=normed)
-        return prepare.prepare(x, self._buffers[rotated], rotate=rotated, **self._prologue_arguments)
+        return prepare.prepare(
+            x, self._buffers[rotated], rotate=rotated, dependent=dependent_launch(x.device), **self._prologue_arguments
+        )
 
     def _prologue(self, x):
         if self.norm is not None:
@@ -143,6 +168,10 @@ class Projection:
             gate, up = x.chunk(2, -1)
             x = F.silu(gate) * up
         return x
+
+
+def _beside(results: Sequence[Tensor]) -> Tensor:
+    return results[0] if len(results) == 1 else torch.cat(tuple(results), -1)
 
 
 def _in_slots(rows: Tensor) -> Tensor:

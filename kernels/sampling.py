@@ -1,0 +1,190 @@
+"""Sampling on the device: from rows of logits to a token each, and from a draft head's row to a list of candidates.
+
+What is drawn is engine/sampling.py's: penalties over the tokens seen, division by the temperature, top-k, min-p, top-p,
+then the argmax of score + Gumbel noise of (seed, index, id); greedy takes the argmax of the penalised scores. Nothing
+here waits for the host and settings are data, so one captured graph serves every request.
+
+    x_i    = penalised logit / temperature                               float32; 1 when greedy
+    key_i  = x_i as an integer of the same order, NaN on top             int32
+    order  = (key descending, id ascending)
+
+Top-k needs no sort of a vocabulary. The row is cut into at most MAXIMA stretches; of their maxima the k-th largest, cut
+to its upper 16 bits, is a bound that at least k entries reach and few more do. Three launches: the maxima; every entry
+at or above the bound into a short list, in any order; the list sorted by (key, id), which nobody's order of arrival can
+change, and drawn from. A list that overflows, when thousands of entries are equal, is found again entry by entry:
+slower, the same result. Entries of -inf are never listed: no processor lets them be drawn.
+
+Of a row whose largest entry is no finite number nothing can be drawn: its token is 0 and its error 1.
+
+Settings live in two tensors on the device (`write_settings`). Rows may be padded: entries from `vocab` on do not count.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .rows import SLOTS
+
+MAXIMA = 512  # stretches of a row at most
+LISTED = 1024  # entries that a list holds
+MAX_TOP_K = 256  # half of MAXIMA: a bound by maxima needs more stretches than entries
+SEED, TOP_K, WIDE, GREEDY = 0, 1, 2, 3  # whole numbers
+TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE = 0, 1, 2, 3, 4  # real ones
+_BLOCK = 4096  # entries of one block, fewer where the vocabulary is smaller
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a request asks for: whole int64 [4] (seed, top-k, the wider k of drafts, greedy) and real float64 [5]
+    (temperature, top-p, min-p, repetition and presence penalty)."""
+
+    whole: Tensor
+    real: Tensor
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Scratch for rows of one vocabulary: maxima int32 [8, M], count int32 [8], listed int32 [8, 2, LISTED] (keys, then
+    ids). `stretch` entries have one maximum."""
+
+    maxima: Tensor
+    count: Tensor
+    listed: Tensor
+    stretch: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a row's penalties see.
+
+    marks   uint8 [V], nonzero for the tokens of the reply so far
+    tokens  int64 [8], tokens behind them: slots of a draft
+    above   int32 [8], a row's bit mask over `tokens`: its ancestors and itself
+    depth   int32 [8], how many tokens behind the reply the row is; a row at depth d draws index reply + d
+    reply   int32 [1] or a view: how many tokens the reply has
+    """
+
+    marks: Tensor
+    tokens: Tensor
+    above: Tensor
+    depth: Tensor
+    reply: Tensor
+
+
+def supports(*, greedy: bool, top_k: int) -> bool:
+    """Whether these settings are drawn on the device: any greedy ones, else top-k from 1 to MAX_TOP_K."""
+    return greedy or 1 <= top_k <= MAX_TOP_K
+
+
+def new_settings(device) -> Settings:
+    """Settings of a greedy request."""
+    settings = Settings(
+        torch.zeros(4, dtype=torch.int64, device=device), torch.ones(5, dtype=torch.float64, device=device)
+    )
+    write_settings(settings, seed=0, greedy=True)
+    return settings
+
+
+def write_settings(
+    settings: Settings,
+    *,
+    seed: int,
+    greedy: bool = False,
+    temperature: float = 1.0,
+    top_k: int = 1,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+):
+    """Fills them from the host. seed: any int, its low 64 bits count. Raises ValueError for a top_k not supported."""
+    if not supports(greedy=greedy, top_k=top_k):
+        raise ValueError(f"top_k is {top_k}: 1 to {MAX_TOP_K} are drawn on the device")
+    seed &= 2**64 - 1
+    wide = 8 if greedy else min(MAX_TOP_K, max(64, 4 * top_k))
+    whole = [seed - 2**64 if seed >= 2**63 else seed, 1 if greedy else top_k, wide, int(greedy)]
+    real = [1.0 if greedy else temperature, top_p, min_p, repetition_penalty, presence_penalty]
+    settings.whole.copy_(torch.tensor(whole, dtype=torch.int64))
+    settings.real.copy_(torch.tensor(real, dtype=torch.float64))
+
+
+def allocate(vocab: int, device) -> Workspace:
+    """Scratch for rows of `vocab` entries."""
+    stretch = 1
+    while -(-vocab // stretch) > MAXIMA:
+        stretch *= 2
+    return Workspace(
+        torch.empty(SLOTS, -(-vocab // stretch), dtype=torch.int32, device=device),
+        torch.zeros(SLOTS, dtype=torch.int32, device=device),
+        torch.empty(SLOTS, 2, LISTED, dtype=torch.int32, device=device),
+        stretch,
+    )
+
+
+def draw(
+    logits: Tensor,
+    settings: Settings,
+    seen: Seen,
+    workspace: Workspace,
+    *,
+    vocab: int,
+    tokens: Tensor,
+    errors: Tensor,
+    candidates: Tensor | None = None,
+) -> Tensor:
+    """One token a row, three launches; returns `tokens`.
+
+    logits      bf16, fp16 or fp32 [R, V] contiguous, R <= 8, V >= vocab
+    tokens      int64 [R]: what is drawn
+    errors      int32 [R]: 1 where nothing can be drawn
+    candidates  int64 [R, 8], or None. Where given, the first is the row's token and the others are the next best, as a
+                draft head's list: by score when greedy, else by score + noise among the `wide` most likely, without
+                top-p and min-p. They are distinct ids below vocab.
+    Raises ValueError where a shape or dtype does not fit.
+    """
+    from . import _sampling_kernels as _kernels  # here, because without a GPU nobody needs Triton
+
+    rows, width = logits.shape
+    _check(logits, seen, workspace, vocab, tokens, errors, candidates)
+    shared = (logits, seen.marks, seen.tokens, seen.above, settings.whole, settings.real, width, vocab)
+    maxima = workspace.maxima.shape[1]
+    block = max(min(_BLOCK, 1 << (vocab - 1).bit_length()), 128)
+    blocks = -(-vocab // block)
+    # Contraction would round the penalties otherwise than the reference.
+    options = {"enable_fp_fusion": False}
+    _kernels.maxima_kernel[(rows, blocks)](
+        *shared, workspace.maxima, workspace.count, maxima, STRETCH=min(workspace.stretch, block), BLOCK=block,
+        num_warps=8, **options,
+    )  # fmt: skip
+    wide = candidates is not None
+    _kernels.list_kernel[(rows, blocks)](
+        *shared, workspace.maxima, workspace.count, workspace.listed, maxima, MAXIMA=MAXIMA, LISTED=LISTED,
+        BLOCK=block, WIDE=wide, num_warps=8, **options,
+    )  # fmt: skip
+    _kernels.draw_kernel[(rows,)](
+        *shared, seen.depth, seen.reply, workspace.count, workspace.listed, tokens, errors,
+        candidates if wide else tokens, LISTED=LISTED, BLOCK=block, WIDE=wide, num_warps=4, **options,
+    )  # fmt: skip
+    return tokens
+
+
+def _check(logits, seen, workspace, vocab, tokens, errors, candidates):
+    rows, width = logits.shape
+    wanted = {
+        "marks": (seen.marks, torch.uint8, None),
+        "the tokens behind the reply": (seen.tokens, torch.int64, (SLOTS,)),
+        "above": (seen.above, torch.int32, (SLOTS,)),
+        "depth": (seen.depth, torch.int32, (SLOTS,)),
+        "tokens": (tokens, torch.int64, (rows,)),
+        "errors": (errors, torch.int32, (rows,)),
+    }
+    if candidates is not None:
+        wanted["candidates"] = (candidates, torch.int64, (rows, SLOTS))
+    for name, (tensor, dtype, shape) in wanted.items():
+        if tensor.dtype != dtype or (shape is not None and tuple(tensor.shape) != shape) or not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous {dtype} {shape}, got {tensor.dtype} {list(tensor.shape)}")
+    if not 1 <= rows <= SLOTS or not 1 <= vocab <= width or not logits.is_contiguous() or seen.marks.numel() < vocab:
+        raise ValueError(f"logits {list(logits.shape)} for a vocabulary of {vocab}: contiguous [1..8, >= vocab] wanted")
+    if workspace.maxima.shape[1] != -(-vocab // workspace.stretch):
+        raise ValueError(f"the workspace is of another vocabulary than {vocab}: allocate({vocab}, ...)")

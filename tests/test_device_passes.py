@@ -1,0 +1,186 @@
+"""Rounds on the device give the text of passes that the host drives, for every tree, and leave the same state."""
+
+import pytest
+import tiny
+import torch
+from fastqwen.engine import GREEDY, SamplingSettings, load
+from fastqwen.engine.device import DeviceModel, DevicePasses
+from fastqwen.engine.loop import generate, run
+from fastqwen.engine.report import STOP_TOKEN, Meter
+from fastqwen.engine.sampling import Sampler
+from fastqwen.engine.session import Session
+from fastqwen.mtp.drafts import NoDrafts
+from fastqwen.mtp.planner import Fixed
+from fastqwen.mtp.tree import OFF, Tree, all_shapes
+
+pytest.importorskip("triton")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ON_GPU = DEVICE.type == "cuda"
+EVERYTHING = SamplingSettings(
+    temperature=1.0, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3
+)
+PROMPT = list(range(40, 52)) if ON_GPU else [40, 41, 42]
+TOKENS = 60 if ON_GPU else 6
+SHAPES = [OFF, Tree.chain(1), Tree.chain(5), Tree((7,)), Tree((3, 2, 1, 1)), Tree((1, 1, 5))]
+
+
+class Turns:
+    """Another tree every pass."""
+
+    def __init__(self, trees):
+        self.trees, self.passes = trees, 0
+
+    def tree(self):
+        self.passes += 1
+        return self.trees[(self.passes - 1) % len(self.trees)]
+
+    def observe(self, tree, accepted, **measured):
+        pass
+
+    def scores(self):
+        return {}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """A model whose every layer runs by kernels, under Triton's interpreter where there is no GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not ON_GPU:
+            always = (True, "asked for by a test")
+            patch.setattr("fastqwen.weights.linear.float_kernels", lambda device, dtype: always)
+            patch.setattr("fastqwen.attention.layer.attention_kernels", lambda device, kind: always)
+            patch.setattr("fastqwen.deltanet.layer.delta_kernels", lambda device: always)
+        model = tiny.oracle("gqa4", **tiny.ONE_OF_EACH)
+        folder = tiny.save_folder(model, tmp_path_factory.mktemp("device"), mtp=True)
+        engine = load(tiny.save_tokenizer(folder), device=DEVICE.type, dtype="fp32", kv="int8")
+        engine.device_model = DeviceModel(
+            engine.trunk, engine.mtp_head, capacity=128, vocab=engine.tokenizer.size, graphs=ON_GPU
+        )
+        assert engine.device_model.usable and engine.device_model.captured == ON_GPU
+        yield engine
+
+
+def on_device(engine, trees, settings, *, tokens=TOKENS, seed=5, stop_ids=(), capacity=None, prompt=PROMPT):
+    """(text, session, meter) of a reply by rounds on the device."""
+    model = engine.device_model
+    model.state.reset()
+    meter = Meter(engine.device)
+    session = Session(engine.trunk, capacity or len(prompt) + tokens, model.state)
+    planner = Turns(trees)
+    passes = DevicePasses(
+        model, session, planner, settings, seed=seed, drafts=trees != [OFF], stop_ids=stop_ids, max_tokens=tokens
+    )
+    replies = run(passes, prompt, stop_ids=stop_ids, max_tokens=tokens, on_step=lambda p: None, meter=meter)
+    return [token for new in replies for token in new], session, meter
+
+
+@pytest.fixture(scope="module")
+def wanted(engine):
+    """Text by settings and token limit, drawn by the host from the same kernels' logits."""
+    known = {}
+
+    def text(settings, tokens=TOKENS, prompt=PROMPT):
+        key = settings, tokens, tuple(prompt)
+        if key not in known:
+            session = Session(engine.trunk, len(prompt) + tokens)
+            sampler = Sampler(settings, 5, engine.tokenizer.size)
+            passes = generate(
+                session, prompt, NoDrafts(), sampler,
+                stop_ids=(), max_tokens=tokens, on_step=lambda p: None, meter=Meter(engine.device),
+            )  # fmt: skip
+            known[key] = [token for new in passes for token in new], session
+        return known[key]
+
+    return text
+
+
+def states(session):
+    """Keys, values and DeltaNet states of a session, after what is pending is replayed."""
+    session.state.flush()
+    found = []
+    for layer in session.state.layers:
+        if hasattr(layer, "keys"):
+            found += [part[:, : layer.length].clone() for part in layer.read(0, layer.length)]
+        else:
+            found += [layer.window.clone(), layer.recurrent.clone()]
+    return found
+
+
+@pytest.mark.parametrize("settings", [GREEDY, EVERYTHING], ids=["greedy", "everything_on"])
+@pytest.mark.parametrize("trees", [*([tree] for tree in SHAPES), SHAPES], ids=lambda trees: str(len(trees)))
+def test_any_trees_give_the_text_and_the_state_of_plain_decoding(engine, wanted, trees, settings):
+    text, plain = wanted(settings)
+    found, session, _ = on_device(engine, trees, settings)
+    assert found == text
+    assert session.tokens[: len(plain.tokens)] == plain.tokens
+    with torch.inference_mode():
+        for ours, theirs in zip(states(session), states(plain), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_drafts_are_accepted_and_counted(engine):
+    """A tiny random head is seldom right, so accepted drafts are looked for over all shapes."""
+    counted = 0
+    for tree in [Tree((7,)), Tree((4, 3))]:
+        text, _, meter = on_device(engine, [tree], GREEDY, tokens=TOKENS)
+        report = meter.report(len(text))
+        assert report.verify_passes < TOKENS or not report.accepted_per_pass
+        assert report.shapes == {"-".join(map(str, tree.widths)): report.verify_passes}
+        counted += sum(map(sum, report.acceptance))
+    assert counted or not ON_GPU
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_max_tokens_holds(engine, wanted, limit):
+    assert on_device(engine, [Tree((1, 1, 5))], GREEDY, tokens=limit)[0] == wanted(GREEDY)[0][:limit]
+
+
+def test_capacity_reached_ends_the_text_there(engine, wanted):
+    text, session, _ = on_device(engine, [Tree((1,) * 7)], GREEDY, capacity=len(PROMPT) + 5)
+    assert text == wanted(GREEDY)[0][: len(text)] and len(session.tokens) == len(PROMPT) + 5
+
+
+def test_a_stop_token_ends_the_text_before_it(engine, wanted):
+    text = wanted(GREEDY)[0]
+    stop = text[6]
+    end = text.index(stop)
+    for trees in ([OFF], [Tree((3, 2, 1, 1))]):
+        found, session, meter = on_device(engine, trees, GREEDY, stop_ids=(stop,))
+        assert found == text[:end] and meter.stop_reason == STOP_TOKEN
+        assert session.tokens == [*PROMPT, *text[:end]]
+
+
+def test_rows_that_waited_while_nothing_was_drafted_are_made_first(engine, wanted):
+    """Ten plain passes between drafts: more rows than one of the head's passes takes."""
+    trees = [*[OFF] * 10, Tree((2, 2))]
+    assert on_device(engine, trees, GREEDY)[0] == wanted(GREEDY)[0]
+
+
+def test_a_second_reply_finds_nothing_of_the_first(engine, wanted):
+    other = [9, 8, 7]
+    on_device(engine, [Tree((2, 2))], EVERYTHING, prompt=other, tokens=6)
+    assert on_device(engine, [OFF], EVERYTHING)[0] == wanted(EVERYTHING)[0]
+
+
+def test_an_unfinished_reply_cannot_go_on_after_another(engine):
+    from fastqwen.weights import FastQwenError
+
+    def start():
+        session = Session(engine.trunk, 40, engine.device_model.state)
+        engine.device_model.state.reset()
+        passes = DevicePasses(
+            engine.device_model, session, Fixed(OFF), GREEDY, seed=0, drafts=False, stop_ids=(), max_tokens=20
+        )
+        return run(passes, PROMPT, stop_ids=(), max_tokens=20, on_step=lambda p: None, meter=Meter(engine.device))
+
+    first = start()
+    next(first)
+    next(start())
+    with pytest.raises(FastQwenError, match="Another reply"):
+        list(first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tree", all_shapes(), ids=lambda tree: "-".join(map(str, tree.widths)))
+def test_every_shape_gives_the_text_of_plain_decoding(engine, wanted, tree):
+    assert on_device(engine, [tree], EVERYTHING, tokens=40)[0] == wanted(EVERYTHING)[0][:40]

@@ -1,0 +1,153 @@
+"""Sampling on the device draws what engine/sampling.py draws, from any row, and drafts are its candidates."""
+
+import dataclasses
+
+import pytest
+import torch
+from fastqwen.engine import GREEDY, SamplingSettings
+from fastqwen.engine.sampling import Sampler
+from fastqwen.kernels import sampling
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SETTINGS = [
+    GREEDY,
+    SamplingSettings(),
+    SamplingSettings(greedy=True, repetition_penalty=1.3, presence_penalty=0.5),
+    SamplingSettings(temperature=1.0, top_k=24, top_p=0.95, min_p=0.05),
+    SamplingSettings(temperature=1.3, top_k=3, top_p=1.0, repetition_penalty=1.2, presence_penalty=0.4),
+    SamplingSettings(temperature=0.2, top_k=256, top_p=0.5, presence_penalty=-1.0),
+    SamplingSettings(temperature=2.0, top_k=1),
+]
+VOCABULARIES = [(300, 320), (4096, 4096)] + ([(248_077, 248_320)] if DEVICE == "cuda" else [])
+
+
+def written(settings, seed):
+    found = sampling.new_settings(DEVICE)
+    fields = dataclasses.asdict(settings) | {"greedy": settings.is_greedy}
+    sampling.write_settings(found, seed=seed, **fields)
+    return found
+
+
+def drawn(logits, settings, seed, vocab, *, reply=(), tokens=(0,) * 8, above=(0,) * 8, depth=(0,) * 8, lists=False):
+    """(tokens, errors, candidates) of the kernels."""
+    logits = logits.to(DEVICE)
+    rows = len(logits)
+    marks = torch.zeros(logits.shape[1], dtype=torch.uint8, device=DEVICE)
+    marks[list(reply)] = 1
+    seen = sampling.Seen(
+        marks,
+        torch.tensor(tokens, device=DEVICE),
+        torch.tensor(above, dtype=torch.int32, device=DEVICE),
+        torch.tensor(depth, dtype=torch.int32, device=DEVICE),
+        torch.tensor([len(reply)], dtype=torch.int32, device=DEVICE),
+    )
+    found = torch.full((rows,), -7, device=DEVICE)
+    errors = torch.full((rows,), -7, dtype=torch.int32, device=DEVICE)
+    candidates = torch.full((rows, 8), -7, device=DEVICE) if lists else None
+    workspace = sampling.allocate(vocab, DEVICE)
+    sampling.draw(
+        logits, written(settings, seed), seen, workspace, vocab=vocab, tokens=found, errors=errors,
+        candidates=candidates,
+    )  # fmt: skip
+    return found.tolist(), errors.tolist(), None if candidates is None else candidates.tolist()
+
+
+def random_logits(rows, width, seed, spread=4.0):
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+@pytest.mark.parametrize("vocab,width", VOCABULARIES)
+@pytest.mark.parametrize("settings", SETTINGS, ids=range(len(SETTINGS)))
+def test_a_row_draws_what_the_reference_draws(settings, vocab, width):
+    logits = random_logits(8, width, seed=vocab)
+    logits[:, vocab:] = 100.0  # padding is never drawn
+    reply, tokens = [5, 9, 5, 200], [7, 11, 13, 17, 19, 23, 29, 31]
+    above, depth = [1, 3, 7, 5, 9, 17, 33, 65], [0, 1, 2, 1, 1, 1, 1, 1]
+    logits[:, [5, 7, 11, 13]] += 8.0  # so that penalties decide
+    found, errors, _ = drawn(logits, settings, 77, vocab, reply=reply, tokens=tokens, above=above, depth=depth)
+    sampler = Sampler(settings, 77, vocab)
+    wanted = []
+    for row in range(8):
+        history = [*reply, *(token for slot, token in enumerate(tokens) if above[row] >> slot & 1)]
+        # A row's index in the text is the reply's length and its depth, whatever its ancestors' number.
+        wanted.append(sampler.draw(logits[row].to(DEVICE), torch.tensor(history, device=DEVICE), 4 + depth[row]))
+    assert found == wanted and errors == [0] * 8
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=range(len(SETTINGS)))
+def test_candidates_of_a_draft_are_the_references(settings):
+    logits = random_logits(1, 4096, seed=3)
+    found, _, lists = drawn(logits, settings, 5, 4000, reply=[1, 2], tokens=[9] * 8, above=[1] * 8, lists=True)
+    wanted = Sampler(settings, 5, 4000).candidates(
+        logits[0].to(DEVICE), torch.tensor([1, 2, 9], device=DEVICE), 2, 8 if settings.top_k < 256 else 1
+    )
+    assert lists[0][: len(wanted)] == wanted and found[0] == lists[0][0] and len(set(lists[0])) == 8
+
+
+@pytest.mark.parametrize("settings", [SETTINGS[0], SETTINGS[3]], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("case", ["equal", "two_values", "few_finite", "one_finite", "negative_zero"])
+def test_ties_and_infinities_follow_the_rules_for_any_number_of_them(settings, case):
+    """With thousands of equal entries the list overflows and is found again."""
+    logits = torch.zeros(2, 4096)
+    if case == "two_values":
+        logits[:, 1000:] = 1.0
+    elif case == "few_finite":
+        logits[:] = float("-inf")
+        logits[:, [3, 9, 4000]] = torch.tensor([1.0, 2.0, 1.5])
+    elif case == "one_finite":
+        logits[:] = float("-inf")
+        logits[:, 17] = -5.0
+    elif case == "negative_zero":
+        logits[:, ::2] = -0.0
+    found, errors, lists = drawn(logits, settings, 11, 4096, depth=[0, 1] + [0] * 6, lists=True)
+    sampler = Sampler(settings, 11, 4096)
+    empty = torch.zeros(0, dtype=torch.long, device=DEVICE)
+    assert found == [sampler.draw(logits[row].to(DEVICE), empty, row) for row in range(2)] and errors == [0, 0]
+    assert all(len(set(row)) == 8 and all(0 <= token < 4096 for token in row) for row in lists) or "finite" in case
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+def test_a_row_without_a_finite_peak_is_an_error_and_harms_no_other(value):
+    logits = random_logits(3, 1024, seed=1)
+    logits[1, 700] = value
+    found, errors, lists = drawn(logits, SETTINGS[1], 3, 1024, lists=True)
+    alone = drawn(logits[[0, 2]], SETTINGS[1], 3, 1024)[0]
+    assert errors == [0, 1, 0] and [found[0], found[2]] == alone and lists[1] == list(range(8))
+    logits[:] = float("-inf")
+    assert drawn(logits, SETTINGS[1], 3, 1024)[1] == [1, 1, 1]
+
+
+def test_bf16_rows_draw_what_their_values_draw():
+    logits = random_logits(4, 2048, seed=2).bfloat16()
+    assert drawn(logits, SETTINGS[3], 1, 2048) == drawn(logits.float(), SETTINGS[3], 1, 2048)
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63, 2**64 - 5, 12345678901234])
+def test_seeds_of_any_size_give_the_references_noise(seed):
+    logits = random_logits(2, 512, seed=4, spread=0.5)
+    empty = torch.zeros(0, dtype=torch.long, device=DEVICE)
+    settings = SamplingSettings(temperature=1.0, top_k=200, top_p=1.0)
+    wanted = [Sampler(settings, seed, 512).draw(logits[row].to(DEVICE), empty, 0) for row in range(2)]
+    assert drawn(logits, settings, seed, 512)[0] == wanted
+
+
+def test_settings_that_the_device_does_not_draw_are_refused():
+    assert not sampling.supports(greedy=False, top_k=0) and not sampling.supports(greedy=False, top_k=257)
+    assert sampling.supports(greedy=True, top_k=0)
+    with pytest.raises(ValueError, match="top_k is 0"):
+        sampling.write_settings(sampling.new_settings(DEVICE), seed=0, top_k=0)
+
+
+def test_wrong_shapes_are_refused():
+    with pytest.raises(ValueError, match="another vocabulary"):
+        sampling.draw(
+            torch.zeros(1, 600), sampling.new_settings("cpu"),
+            sampling.Seen(
+                torch.zeros(600, dtype=torch.uint8), torch.zeros(8, dtype=torch.long),
+                torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32),
+                torch.zeros(1, dtype=torch.int32),
+            ),
+            sampling.allocate(300, "cpu"), vocab=600, tokens=torch.zeros(1, dtype=torch.long),
+            errors=torch.zeros(1, dtype=torch.int32),
+        )  # fmt: skip
