@@ -136,7 +136,7 @@ class DeviceModel:
 
     def _propose(self):
         rows = self.round.head
-        logits = self.trunk.head.verify(self._row, SLOTS)[0][:1]
+        logits = self.trunk.head.verify(self.head.for_logits(self._row), SLOTS)[0][:1]
         sampling.draw(
             logits, self.settings, self.round.head_seen, self._workspace, vocab=self.vocab, tokens=rows.drawn,
             errors=rows.errors, candidates=rows.candidates,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median_low
 
 from ..kernels.rows import SLOTS
-from .tree import Tree
+from .tree import OFF, Tree
 
 LEVELS = SLOTS - 1
 
@@ -101,9 +101,12 @@ class Costs:
         self._samples: dict[tuple[str, int], deque[float]] = {}
         # By rows; by depth; and under 0 what the head takes to catch up, for one plain pass that it missed.
         self._points: dict[str, dict[int, float]] = {"verify": {}, "draft": {}, "catch up": {}}
+        self._first_plain: float | None = None
 
     def observe(self, tree: Tree, draft_seconds: float, verify_seconds: float, *, missed: int) -> None:
         """missed: the plain passes just before this one, whose tokens the head takes in now if it drafts."""
+        if self._first_plain is None and not tree.depth:
+            self._first_plain = verify_seconds
         self._add("verify", tree.rows, verify_seconds)
         usual = self._points["draft"].get(tree.depth)
         if missed and usual is not None:
@@ -116,6 +119,18 @@ class Costs:
         samples.append(seconds)
         if len(samples) > 1:
             self._points[part][size] = median_low(samples)
+
+    def plain_passes(self, tree: Tree, seconds: float) -> float:
+        """One measurement of a tree in plain passes, which must be known, and corrected if it was a first use.
+
+        A row and a level cost no more than a plain pass each. What took longer was compiling or warming up: it is
+        taken to have been slowed as much as the first plain pass was. If it still took longer it says nothing, and 1
+        is returned: only machines whose rows are nearly free compile.
+        """
+        passes, limit = seconds / self.seconds(OFF), tree.rows + tree.depth
+        if passes > limit:
+            passes *= min(self.seconds(OFF) / (self._first_plain or 1e-9), 1.0)
+        return max(passes, 1.0) if passes <= limit else 1.0
 
     def known(self, tree: Tree, *, missed: int = 0) -> bool:
         """Whether passes with this tree's rows and depth, and catching up if that is due, were measured."""

@@ -18,9 +18,13 @@ from ..weights import Reader
 
 
 class MtpHead:
-    """The head's weights; embedding and output head are the trunk's. Its cache is passed in."""
+    """The head's weights; embedding and output head are the trunk's. Its cache is passed in.
 
-    def __init__(self, reader: Reader, config: ModelConfig):
+    pre_norm: the next level is fed what comes before the head's norm instead of what comes after it.
+    """
+
+    def __init__(self, reader: Reader, config: ModelConfig, *, pre_norm: bool = False):
+        self.pre_norm = pre_norm
         self.rms_eps = config.rms_eps
         self.rotary = Rotary(config.rotary, reader.device)
         self.fc = reader.projection("mtp.", ("fc",))
@@ -43,13 +47,13 @@ class MtpHead:
 
         embeddings  [T, H] of tokens p+1;  hidden [T, H] after the trunk's final norm at p
         positions   [3, T] rotary positions of p
-        Returns [T, H] after the head's norm: fed to the trunk's head, or back in for the next level.
+        Returns [T, H], fed back in for the next level; `for_logits` of it is fed to the trunk's head.
         """
         cos, sin = self.rotary(positions)
         mixer = self.block.mixer
         x = self.fc(self._joined(embeddings, hidden))[0]
         x = self.block.prefill(x, lambda row: mixer.prefill(row, cos, sin, cache=cache))
-        return rms_norm(x, self.norm, self.rms_eps)
+        return x if self.pre_norm else rms_norm(x, self.norm, self.rms_eps)
 
     def decode(
         self, embeddings: Tensor, hidden: Tensor, positions: Tensor, *, control: Tensor, cache: KVCache
@@ -61,7 +65,11 @@ class MtpHead:
         mixer = self.block.mixer
         x = self.fc.verify(self._joined(embeddings, hidden), SLOTS)[0]
         x = self.block.verify(x, SLOTS, lambda row: mixer.decode(row, cos, sin, control=control, cache=cache))
-        return rms_norm(x, self.norm, self.rms_eps)
+        return x if self.pre_norm else rms_norm(x, self.norm, self.rms_eps)
+
+    def for_logits(self, output: Tensor) -> Tensor:
+        """What the trunk's head takes, of what `prefill` and `decode` return; the same tensor unless `pre_norm`."""
+        return rms_norm(output, self.norm, self.rms_eps) if self.pre_norm else output
 
     def _joined(self, embeddings, hidden):
         parts = (embeddings, self.embedding_norm), (hidden, self.hidden_norm)

@@ -87,7 +87,7 @@ class HeadDrafts:
         committed = self._cache.length
         lists: list[list[int]] = []
         for level, width in enumerate(tree.widths, 1):
-            lists.append(self._candidates(self._trunk.logits(output)[0], text, width))
+            lists.append(self._candidates(self._trunk.logits(self._head.for_logits(output))[0], text, width))
             text.append(lists[-1][0])
             if level < tree.depth:
                 place = self._text_places(1) + level - 1

@@ -15,14 +15,18 @@ OPTIONS = (OFF, *(Tree.chain(depth) for depth in range(1, 6)), *all_shapes())
 PERIOD = 32  # passes between decisions, fewer in a reply's first passes
 GAIN = 1.03  # what a change must promise: neighbouring shapes differ by less than the counts' noise
 PROBE = 64  # passes between probes while off is best
-EARLY_CHECK, CHECK = 8, 256  # passes with drafts between two plain ones, whose time grows with the context
+EARLY_CHECKS, EARLY_CHECK = 6, 5  # how often and after how many drafts a plain pass is measured at first
+CHECK = 256  # the same later: its time grows with the context
+SETTLED = 48  # passes after which their prices stand
 MEMORY = 64  # observations that the counts remember
 PROBE_MEMORY = 16  # the same while off, so that a few probes can bring drafting back
 REPLY_MEMORY = 4  # the same between replies: another text may be another kind of text
 
-# What a reply may have lost against plain decoding, in plain passes: 1 plus 0.015 a pass, so 3% at 67 passes. What
-# drafts gained may be lost again up to a limit that covers the dearest tree.
-CREDIT, ALLOWANCE, CREDIT_LIMIT = 1.0, 0.015, 6.0
+# What a reply may have lost against plain decoding, in plain passes: 1 plus 0.01 for each of the first 64 passes, 2.5%
+# of them, plus 0.012 a pass later; 0.5% are left for clocks that err by 3%. What drafts gained may be lost again up
+# to a limit that covers the dearest tree.
+CREDIT, CREDIT_LIMIT = 1.0, 6.0
+FIRST_ALLOWANCE, FIRST_PASSES, ALLOWANCE = 0.01, 64, 0.012
 
 
 def choose(
@@ -69,7 +73,8 @@ class Planner:
 
     Without earlier ones it measures plain passes, then chains of one, and goes on from there. A tree is taken only if
     the credit covers that it accepts nothing; so the loss against plain decoding is bounded at every moment however
-    wrong the expected tokens are, as far as the measured times are right.
+    wrong the expected tokens are, as far as the measured times are right. First uses, which compiling may slow, are
+    paid for too: at what they turn out to cost once they were measured again.
     """
 
     def __init__(self, statistics: Statistics | None = None, costs: Costs | None = None) -> None:
@@ -77,20 +82,23 @@ class Planner:
         self.costs = Costs() if costs is None else costs
         self._current = OFF
         self._credit = CREDIT
-        self._drafted = 0  # passes with drafts
+        self._passes = self._drafted = 0  # in all, and with drafts
+        self._early: list[tuple[Tree, int, int, float]] = []  # first passes: tree, missed, tokens, seconds
         self._since_choice = self._since_drafts = self._since_off = 0
         self.statistics.fade(REPLY_MEMORY)
-        if self._measured():
+        self._warm = self._measured()  # by earlier replies: no early checks
+        if self._warm:
             self._choose()
 
     def tree(self) -> Tree:
         """The tree of the next pass."""
         # Everything is judged by the time of plain passes, so the first measurements of it are soon checked.
-        check = EARLY_CHECK if self._drafted < 3 * EARLY_CHECK else CHECK
+        check = EARLY_CHECK if not self._warm and self._drafted < EARLY_CHECKS * EARLY_CHECK else CHECK
         if not self.costs.known(OFF) or self._since_off >= check:
             return OFF
         if not self._measured():
-            return ONE if self._credit >= 0 else OFF
+            # Only if the credit covers what the first one seemed to cost; if that was wrong, full credit tries again.
+            return ONE if self._first_loss() <= self._credit or self._credit == CREDIT else OFF
         wanted = self._current
         if wanted == OFF and self._since_drafts >= min(PROBE, 2 * self._drafted):
             wanted = ONE
@@ -106,6 +114,7 @@ class Planner:
         """
         missed = self._since_drafts
         self.costs.observe(tree, draft_seconds, verify_seconds, missed=missed)
+        self._passes += 1
         self._since_choice += 1
         self._since_drafts, self._since_off = (0, self._since_off + 1) if tree.depth else (self._since_drafts + 1, 0)
         if tree.depth:
@@ -113,7 +122,7 @@ class Planner:
             memory = PROBE_MEMORY if self._current == OFF else MEMORY
             self.statistics.observe(tree, accepted.path, cut=cut, memory=memory)
         if self.costs.known(OFF):
-            self._pay(tree, len(accepted.path), draft_seconds + verify_seconds, missed)
+            self._pay(tree, missed, len(accepted.path), draft_seconds + verify_seconds)
         if not self._measured():
             return
         broke = not self._affordable(self._current)
@@ -144,14 +153,28 @@ class Planner:
     def _affordable(self, tree: Tree, missed: int = 0) -> bool:
         return tree == OFF or self._plain_passes(self.costs.seconds(tree, missed=missed)) - 1 <= self._credit
 
-    def _pay(self, tree: Tree, tokens: int, seconds: float, missed: int) -> None:
-        if self.costs.known(tree, missed=missed):  # smoother than this one pass's time
-            seconds = self.costs.seconds(tree, missed=missed)
-        passes = self._plain_passes(seconds)
-        if passes > tree.rows + tree.depth:  # a slow first use, which does not come again
-            passes = 1.0
-        self._credit = min(self._credit + tokens - passes, CREDIT_LIMIT)
-        self._credit = max(self._credit, min(self._credit + ALLOWANCE, CREDIT))
+    def _first_loss(self) -> float:
+        """What a chain of one that accepts nothing seems to lose, in plain passes; 0 before there was one."""
+        losses = [self.costs.plain_passes(tree, seconds) - 1 for tree, _, _, seconds in self._early if tree.depth]
+        return losses[-1] if losses else 0.0
+
+    def _pay(self, tree: Tree, missed: int, tokens: int, seconds: float) -> None:
+        # The first passes were priced by one or two measurements: they are priced again as more come in.
+        known = [(tree, missed, tokens, seconds)]
+        if len(self._early) < SETTLED:
+            self._early += known
+            self._credit, known = CREDIT, self._early
+        allowance = FIRST_ALLOWANCE if self._passes <= FIRST_PASSES else ALLOWANCE
+        prices: dict[tuple[Tree, int], float] = {}
+        for tree, missed, tokens, seconds in known:
+            if self.costs.known(tree, missed=missed):  # smoother than this one pass's time
+                if (tree, missed) not in prices:
+                    prices[tree, missed] = self._plain_passes(self.costs.seconds(tree, missed=missed))
+                passes = prices[tree, missed]
+            else:
+                passes = self.costs.plain_passes(tree, seconds)
+            self._credit = min(self._credit + tokens - passes, CREDIT_LIMIT)
+            self._credit = max(self._credit, min(self._credit + allowance, CREDIT))
 
     def _choose(self) -> None:
         self._since_choice = 0
