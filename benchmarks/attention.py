@@ -1,20 +1,24 @@
 """Times decode attention and the append before it on a GPU, correctness first.
 
 python -m fastqwen.benchmarks.attention [--shape 9b 27b] [--kind int8 bf16] [--lengths 2048 ...] [--rows 8 1]
+                                     [--forms kept wgmma ...]
 
 Every shape and kind is first checked: each row against the torch reference, and each row of a tree against the same row
 decoded alone, bit for bit. Then calls over caches that together exceed the L2 in one CUDA graph, each launch a
 programmatic dependent of the one before; median of the replays. Bytes are those of the keys, values and scales that
 are seen, to be read beside the machine's own read ceiling, measured in the same run. `merge_us` is the merge launched
-alone, so the parts take about the rest. Prints one line a case and JSON last.
+alone, so the parts take about the rest. `--forms` times other forms of the kernels in the same run. Prints one line a
+case and JSON last.
 """
 
 import argparse
 import json
+from itertools import product
 
 import torch
 
 from ..attention import KVCache
+from ..kernels import decode_attention as kernels
 from ..kernels.attention import decode_row
 from ..kernels.attention_append import append
 from ..kernels.attention_control import new_control, write_control
@@ -28,6 +32,8 @@ LENGTHS = (2048, 8192, 32768, 131072)
 TREE = (-1, 0, 1, 2, 0, 0, 1, 1)  # a chain of four, four leaves
 # 9B, int8, 8 rows: length -> gate us, goal us
 TARGETS = {2048: (10, 7), 8192: (14, 11), 32768: (32, 24)}
+# The values' product warp by warp, parts a chunk of the merge, warps of the merge.
+FORMS = {"kept": (True, 32, 8), "wgmma": (False, 32, 8), "narrow-merge": (True, 32, 4), "long-merge": (True, 64, 8)}
 CALLS, ROTATE_BYTES = 32, 300e6
 
 
@@ -83,6 +89,11 @@ class Pass:
         )  # fmt: skip
 
 
+def choose(form: str) -> None:
+    """Has the next launches be of this form."""
+    kernels.VALUES_BY_WARP, kernels.MERGE_CHUNK, kernels.MERGE_WARPS = FORMS[form]
+
+
 def check(shape: str, kind: str) -> None:
     """Raises AssertionError where a row is off the reference's or differs from the row decoded alone."""
     for length in (0, 130, 2047, 4500):
@@ -126,7 +137,9 @@ def bench(shape: str, kind: str, length: int, rows: int, blocks: int | None, cei
     return row
 
 
-def bench_attention(shapes=("9b",), kinds=("int8",), lengths=LENGTHS, rows=(8, 1), blocks=(None,)) -> dict:
+def bench_attention(
+    shapes=("9b",), kinds=("int8",), lengths=LENGTHS, rows=(8, 1), blocks=(None,), forms=("kept",)
+) -> dict:
     """Checks, then times every combination; prints a line each. Returns what is printed last as JSON."""
     if not torch.cuda.is_available():
         from ..weights import FastQwenError
@@ -137,14 +150,16 @@ def bench_attention(shapes=("9b",), kinds=("int8",), lengths=LENGTHS, rows=(8, 1
     found = []
     for shape in shapes:
         for kind in kinds:
-            check(shape, kind)
+            for form in forms:
+                choose(form)
+                check(shape, kind)
             print(f"  {shape} {kind}: every row right, and the same alone", flush=True)
-            for length in lengths:
-                for count in rows:
-                    for number in blocks:
-                        found.append(bench(shape, kind, length, count, number, ceiling))
-                        print("  " + ", ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
-                        torch.cuda.empty_cache()
+            for length, count, number, form in product(lengths, rows, blocks, forms):
+                choose(form)
+                found.append({"form": form} | bench(shape, kind, length, count, number, ceiling))
+                print("  " + ", ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
+                torch.cuda.empty_cache()
+    choose("kept")
     return {"what": "bench attention", **provenance(), "read_ceiling_GBps": round(ceiling), "rows": found}
 
 
@@ -155,9 +170,10 @@ def main():
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--rows", nargs="+", type=int, default=[8, 1])
     parser.add_argument("--blocks", nargs="+", type=int, default=[None], help="blocks of the parts' launch, to compare")
+    parser.add_argument("--forms", nargs="+", choices=tuple(FORMS), default=["kept"])
     arguments = parser.parse_args()
     summary = bench_attention(
-        arguments.shape, arguments.kind, arguments.lengths, arguments.rows, arguments.blocks
+        arguments.shape, arguments.kind, arguments.lengths, arguments.rows, arguments.blocks, arguments.forms
     )  # fmt: skip
     print(json.dumps(summary))
 

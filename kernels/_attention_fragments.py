@@ -100,10 +100,11 @@ def key_fragments(words, T: tl.constexpr, D: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def load_value_words(p_values, slot, last, T: tl.constexpr, D: tl.constexpr):
+def load_value_words(p_values, slot, last, T: tl.constexpr, D: tl.constexpr, BY_WARP: tl.constexpr):
     """T slots of values, the even and the odd ones, as int32 [4, 8, 4, T / 8, D / 128]: lane, g, warp, slots, word.
 
-    Warp and g choose D / 32 neighbouring channels of a slot, lane the pair of slots.
+    Warp and g choose D / 32 neighbouring channels of a slot, lane the pair of slots; BY_WARP two neighbouring pairs,
+    because Triton gives an operand of mma.sync four neighbours of the axis it sums over.
     """
     X: tl.constexpr = D // 128
     lane = tl.arange(0, 4)[:, None, None, None, None]
@@ -111,7 +112,7 @@ def load_value_words(p_values, slot, last, T: tl.constexpr, D: tl.constexpr):
     warp = tl.arange(0, 4)[None, None, :, None, None]
     i = tl.arange(0, T // 8)[None, None, None, :, None]
     word = tl.arange(0, X)[None, None, None, None, :]
-    o_t = i * 8 + lane * 2
+    o_t = (i // 2 * 16 + lane * 4 + i % 2 * 2) if BY_WARP else (i * 8 + lane * 2)
     p_words = (p_values + slot * D).to(tl.pointer_type(tl.int32), bitcast=True)
     at = o_t * (D // 4) + (warp * 8 + g) * X + word
     m_live = slot + lane * 0 < last
@@ -121,18 +122,26 @@ def load_value_words(p_values, slot, last, T: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def value_fragments(even, odd, T: tl.constexpr, D: tl.constexpr, FAST: tl.constexpr):
-    """[D, T] in fp16; row ((word 2 + top) 4 + warp) 16 + low 8 + g is the channel that `_in_order` puts it at."""
+def value_fragments(even, odd, T: tl.constexpr, D: tl.constexpr, FAST: tl.constexpr, BY_WARP: tl.constexpr):
+    """[D, T] in fp16, or [4, D / 4, T] with the warp as first axis.
+
+    Row ((word 2 + top) 4 + warp) 16 + low 8 + g is the channel that `store_sums` puts back into its place.
+    """
     e0, o0, e1, o1, e2, o2, e3, o3 = _zip4(even, odd, FAST)
     low = tl.join(tl.join(e0, o0), tl.join(e1, o1))
     high = tl.join(tl.join(e2, o2), tl.join(e3, o3))
     codes = tl.join(low, high)  # [lane, g, warp, i, word, odd, low, top]
-    return codes.permute(4, 7, 2, 6, 1, 3, 0, 5).reshape(D, T)
+    if BY_WARP:
+        codes = codes.reshape(4, 8, 4, T // 16, 2, D // 128, 2, 2, 2)  # i in two
+        return codes.permute(2, 5, 8, 7, 1, 3, 0, 4, 6).reshape(4, D // 4, T)
+    else:
+        return codes.permute(4, 7, 2, 6, 1, 3, 0, 5).reshape(D, T)
 
 
 @triton.jit
-def store_sums(p_acc, acc, first, columns, M: tl.constexpr, D: tl.constexpr):
-    """Stores [D, M] with the rows of `value_fragments` as rows first.. of [., D]; live are the first `columns`.
+def store_sums(p_acc, acc, first, columns, M: tl.constexpr, D: tl.constexpr, BY_WARP: tl.constexpr):
+    """Stores [D, M] (or [4, D / 4, M]) with the rows of `value_fragments` as rows first.. of [., D]; live are the
+    first `columns`.
 
     Axes as in `load_value_words`: a thread stores its own registers, 16 bytes at a time.
     """
@@ -145,7 +154,10 @@ def store_sums(p_acc, acc, first, columns, M: tl.constexpr, D: tl.constexpr):
     word = tl.arange(0, X)[None, None, None, None, None, :, None]
     o_m = j * 8 + lane * 2 + c
     at = o_m * D + ((warp * 8 + g) * X + word) * 4 + tl.arange(0, 4)[None, None, None, None, None, None, :]
-    acc = acc.reshape(X, 2, 4, 2, 8, M // 8, 4, 2).permute(6, 4, 2, 5, 7, 0, 1, 3)  # [.., word, top, low]
+    if BY_WARP:  # to [.., word, top, low]
+        acc = acc.reshape(4, X, 2, 2, 8, M // 8, 4, 2).permute(6, 4, 0, 5, 7, 1, 2, 3)
+    else:
+        acc = acc.reshape(X, 2, 4, 2, 8, M // 8, 4, 2).permute(6, 4, 2, 5, 7, 0, 1, 3)
     acc = acc.reshape(4, 8, 4, M // 8, 2, X, 4)
     tl.store(p_acc + first * D + at, acc, mask=o_m < columns)
 

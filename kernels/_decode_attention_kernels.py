@@ -107,12 +107,12 @@ def _load_keys(p_keys, p_scales, slot, last, T: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _load_values(p_values, p_scales, slot, last, T: tl.constexpr, D: tl.constexpr):
+def _load_values(p_values, p_scales, slot, last, T: tl.constexpr, D: tl.constexpr, BY_WARP: tl.constexpr):
     """(values, the odd slots' values, scales) as `_load_keys`; rows as stored are not split."""
     INT8: tl.constexpr = p_values.dtype.element_ty == tl.int8
     scales = _load_scales(p_scales, slot, last, T, INT8)
     if INT8 and D >= 128:
-        even, odd = load_value_words(p_values, slot, last, T, D)
+        even, odd = load_value_words(p_values, slot, last, T, D, BY_WARP)
         return even, odd, scales
     else:
         rows = _load_rows(p_values, slot, last, T, D)
@@ -123,14 +123,14 @@ def _load_values(p_values, p_scales, slot, last, T: tl.constexpr, D: tl.constexp
 def _attend(
     p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
     T: tl.constexpr, D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr,
-    PRECISION: tl.constexpr, FAST: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr, BY_WARP: tl.constexpr,
 ):  # fmt: skip
     """One tile. Words are already loaded and the next ones asked for as soon as registers are free for them."""
     INT8: tl.constexpr = p_k.dtype.element_ty == tl.int8
     WORDS: tl.constexpr = INT8 and D >= 128
     if not WORDS:
         k, ks = _load_keys(p_k, p_ks, t, stop, T, D)
-        v, v_odd, vs = _load_values(p_v, p_vs, t, stop, T, D)
+        v, v_odd, vs = _load_values(p_v, p_vs, t, stop, T, D, BY_WARP)
     keys = key_fragments(k, T, D, FAST) if WORDS else k.to(KIND)
     s = _dot(keys, q_high, tl.zeros((T, M), tl.float32), PRECISION)
     if SPLIT_Q:
@@ -154,10 +154,19 @@ def _attend(
     halves = (p * inverse[:, None]).reshape(T // 16, 2, 8, M)
     total = total * shrink[None, None, :] + tl.sum(halves, 1)
     p = p * mantissa[:, None]
-    values = value_fragments(v, v_odd, T, D, FAST) if WORDS else tl.trans(v.to(KIND))
     if WORDS:
-        v, v_odd, vs = _load_values(p_v, p_vs, t + T, stop, T, D)
-    acc = _dot(values, p.to(KIND), acc * shrink[None, :], PRECISION)
+        values = value_fragments(v, v_odd, T, D, FAST, BY_WARP)
+        v, v_odd, vs = _load_values(p_v, p_vs, t + T, stop, T, D, BY_WARP)
+        if BY_WARP:
+            # Each warp multiplies its own channels. Triton takes mma.sync for three axes; with two it takes Hopper's
+            # wgmma, for which the weights in shared memory must be fenced, and that fence waits for the loads of the
+            # next tile, which have only just been asked for.
+            weights = tl.broadcast_to(p.to(KIND)[None, :, :], (4, T, M))
+            acc = tl.dot(values, weights, acc * shrink[None, None, :])
+        else:
+            acc = tl.dot(values, p.to(KIND), acc * shrink[None, :])
+    else:
+        acc = _dot(tl.trans(v.to(KIND)), p.to(KIND), acc * shrink[None, :], PRECISION)
     return k, ks, v, v_odd, vs, new_peak, total, acc
 
 
@@ -166,7 +175,7 @@ def decode_attention_parts_kernel(
     p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
     T: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr, PRECISION: tl.constexpr,
-    FAST: tl.constexpr, INTERPRETED: tl.constexpr, DEPENDENT: tl.constexpr,
+    FAST: tl.constexpr, BY_WARP: tl.constexpr, INTERPRETED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Blocks take (part, kv head, block of rows), the last parts first: they are the long ones.
 
@@ -199,7 +208,7 @@ def decode_attention_parts_kernel(
         p_ks = p_key_scales + head
         p_vs = p_value_scales + head
         k, ks = _load_keys(p_k, p_ks, start, stop, T, D)
-        v, v_odd, vs = _load_values(p_v, p_vs, start, stop, T, D)
+        v, v_odd, vs = _load_values(p_v, p_vs, start, stop, T, D, BY_WARP)
         o_row = first_row + o_m // GROUP
         m_live = (o_m < BLOCK_ROWS * GROUP) & (o_row < rows)
         seen = tl.where(m_live, length + tl.load(p_control + DEPTHS + o_row, mask=m_live, other=0), 0)  # [M]
@@ -214,20 +223,20 @@ def decode_attention_parts_kernel(
         q_low = query_fragments(q_low, M, D) if WORDS else tl.trans(q_low)
         peak = tl.full((M,), float("-inf"), tl.float32)
         total = tl.zeros((T // 16, 8, M), tl.float32)
-        acc = tl.zeros((D, M), tl.float32)
+        acc = tl.zeros((4, D // 4, M) if WORDS and BY_WARP else (D, M), tl.float32)
         if INTERPRETED:  # has no range of values from memory
             t = start
             while t < stop:
                 k, ks, v, v_odd, vs, peak, total, acc = _attend(
                     p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
-                    T, D, M, KIND, SPLIT_Q, PRECISION, FAST,
+                    T, D, M, KIND, SPLIT_Q, PRECISION, FAST, BY_WARP,
                 )  # fmt: skip
                 t += T
         else:
             for t in tl.range(start, stop, T, num_stages=1):
                 k, ks, v, v_odd, vs, peak, total, acc = _attend(
                     p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
-                    T, D, M, KIND, SPLIT_Q, PRECISION, FAST,
+                    T, D, M, KIND, SPLIT_Q, PRECISION, FAST, BY_WARP,
                 )  # fmt: skip
         cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP + o_m
         tl.store(p_peak + cell, peak, mask=m_live)
@@ -236,24 +245,18 @@ def decode_attention_parts_kernel(
         acc = acc + 0.0
         if WORDS:
             first = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
-            store_sums(p_acc, acc, first, tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP, M, D)
+            store_sums(p_acc, acc, first, tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP, M, D, BY_WARP)
         else:
             tl.store(p_acc + cell[:, None] * D + o_d[None, :], tl.trans(acc), mask=m_live[:, None])
         item = next_item
 
 
 @triton.jit
-def _load_parts(
-    p_peak, p_total, p_acc, cell, first, parts, o_column, GROUP: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr
-):
-    """(m, s, a) of CHUNK parts of one row and head; those past the last are -inf, 0, 0."""
-    o_part = first + tl.arange(0, CHUNK)
-    m_part = o_part < parts
-    at = cell + o_part * (8 * GROUP)
-    peaks = tl.load(p_peak + at, mask=m_part, other=float("-inf"))
+def _load_sums(p_total, p_acc, at, m_part, o_column, D: tl.constexpr):
+    """(s, a) of a chunk of parts of one row and head, 0 where not live."""
     totals = tl.load(p_total + at, mask=m_part, other=0.0)
     sums = tl.load(p_acc + at[:, None] * D + o_column[None, :], mask=m_part[:, None], other=0.0)
-    return peaks, totals, sums
+    return totals, sums
 
 
 @triton.jit(do_not_specialize=["gate_stride", "slots", "max_parts"])
@@ -262,11 +265,18 @@ def decode_attention_merge_kernel(
     gate_stride, slots, max_parts, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, GATED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, row, block of columns): parts in position order, the row's own key and value, the gate."""
+    """Program (head, row, block of columns): parts in position order, the row's own key and value, the gate.
+
+    What needs no length is asked for before the length is known, the first parts too: what lies past a row's last
+    part may be anything and is dropped after. All the maxima come first, so that sums are only weighted and added, each
+    part to the sum of its place in a chunk; the places add up in one tree at the end.
+    """
     head = tl.program_id(0)
     row = tl.program_id(1)
     o_d = tl.arange(0, D)
     o_column = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    o_part = tl.arange(0, CHUNK)
+    kv_head = head // GROUP
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -277,40 +287,47 @@ def decode_attention_merge_kernel(
     length = tl.load(p_control + LENGTH)
     depth = tl.load(p_control + DEPTHS + row)
     offset = tl.load(p_control + OFFSETS + row)
+    at = kv_head.to(tl.int64) * max_parts * (8 * GROUP) + row * GROUP + head % GROUP + o_part * (8 * GROUP)
+    peaks = tl.load(p_peak + at, mask=o_part < max_parts, other=float("-inf"))
+    totals, sums = _load_sums(p_total, p_acc, at, o_part < max_parts, o_column, D)
+    q = tl.load(p_q + (row * KV_HEADS * GROUP + head) * D + o_d).to(tl.float32)
+    if GATED:
+        gate = tl.load(p_gate + row * gate_stride + (head * 2 + 1) * D + o_column).to(tl.float32)
     if row < rows:
         INT8: tl.constexpr = p_keys.dtype.element_ty == tl.int8
-        kv_head = head // GROUP
         parts = _parts_before(length + depth)
         own = kv_head.to(tl.int64) * slots + length + offset
-        q = tl.load(p_q + (row * KV_HEADS * GROUP + head) * D + o_d).to(tl.float32)
         key = tl.load(p_keys + own * D + o_d).to(tl.float32)
         value = tl.load(p_values + own * D + o_column).to(tl.float32)
-        if GATED:
-            gate = tl.load(p_gate + row * gate_stride + (head * 2 + 1) * D + o_column).to(tl.float32)
         if INT8:
             key_scale = tl.load(p_key_scales + own)
             value_scale = tl.load(p_value_scales + own)
-        cell = kv_head.to(tl.int64) * max_parts * (8 * GROUP) + row * GROUP + head % GROUP
-        peaks, totals, sums = _load_parts(p_peak, p_total, p_acc, cell, 0, parts, o_column, GROUP, D, CHUNK)
-        peak = float("-inf")
-        total = 0.0
-        acc = tl.zeros((BLOCK_D,), tl.float32)
-        c = 0
+        m_part = o_part < parts
+        peaks = tl.where(m_part, peaks, float("-inf"))
+        totals = tl.where(m_part, totals, 0.0)
+        sums = tl.where(m_part[:, None], sums, 0.0)
+        peak_by_place = peaks
+        c = CHUNK
         while c < parts:
+            more = tl.load(p_peak + at + c * (8 * GROUP), mask=c + o_part < parts, other=float("-inf"))
+            peak_by_place = tl.maximum(peak_by_place, more)
             c += CHUNK
-            new_peaks, new_totals, new_sums = _load_parts(
-                p_peak, p_total, p_acc, cell, c, parts, o_column, GROUP, D, CHUNK
-            )
-            new_peak = tl.maximum(peak, tl.max(peaks, 0))
-            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-            weights = tl.exp2(peaks - base)
-            shrink = tl.exp2(peak - base)
-            total = total * shrink + tl.sum(totals * weights, 0)
-            acc = acc * shrink + tl.sum(sums * weights[:, None], 0)
-            peak = new_peak
-            peaks = new_peaks
-            totals = new_totals
-            sums = new_sums
+        peak = tl.max(peak_by_place, 0)
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        weights = tl.exp2(peaks - base)
+        total_by_place = totals * weights
+        acc_by_place = sums * weights[:, None]
+        c = CHUNK
+        while c < parts:
+            m_part = c + o_part < parts
+            at_next = at + c * (8 * GROUP)
+            totals, sums = _load_sums(p_total, p_acc, at_next, m_part, o_column, D)
+            weights = tl.exp2(tl.load(p_peak + at_next, mask=m_part, other=float("-inf")) - base)
+            total_by_place += totals * weights
+            acc_by_place += sums * weights[:, None]
+            c += CHUNK
+        total = tl.sum(total_by_place, 0)
+        acc = tl.sum(acc_by_place, 0)
         score = tl.sum(q * key, 0) * (1.4426950408889634 / D**0.5)
         lift = 0.0
         if INT8:

@@ -11,9 +11,10 @@ then o * sigmoid(gate) and one rounding to the output's dtype. The reference is 
 
 Rows. Parts are those of kernels/attention.py, cut by absolute position. Inside a part slots come in tiles of one size
 under a running maximum. A tile of which a row sees nothing multiplies its sums by 1 and adds 0, and a part of which it
-sees nothing adds 0 to the merge, whose parts add up in position order, by thirty-twos in one fixed tree, the own key
-last. So a row's bits depend on neither its place among the rows, its neighbours, how many are alive, nor the block that
-worked for it: a row of a tree equals the same token decoded alone once its ancestors are committed.
+sees nothing adds 0 to the merge. There the i-th part adds to sum i mod 32 in position order, those add up in one fixed
+tree, and the own key comes last. So a row's bits depend on neither its place among the rows, its neighbours, how many
+are alive, nor the block that worked for it: a row of a tree equals the same token decoded alone once its ancestors are
+committed.
 
 Numbers. int8 codes are exact in fp16, and so are bf16 queries from 2^-17 up (normed queries are far from 65504); fp32
 queries are taken as the sum of two. Products add up in fp32 and the key's scale is applied after. A value's scale is a
@@ -42,6 +43,10 @@ from torch import Tensor
 from .attention import part_at
 from .attention_control import FLOATS, HEAD_DIMS, TILE, check_cache, want
 from .rows import SLOTS
+
+# What benchmarks/attention.py compares. By warp: _attend in kernels/_decode_attention_kernels.py says why.
+VALUES_BY_WARP = True
+MERGE_CHUNK, MERGE_WARPS = 32, 8
 
 
 @dataclass(frozen=True)
@@ -133,11 +138,12 @@ def _parts(q, keys, values, control, workspace, dependent):
     kind = tl.float16 if int8 else tl.float32
     rows = _block_rows(group)
     nvidia = q.is_cuda and torch.version.hip is None
+    by_warp = VALUES_BY_WARP and torch.version.hip is None
     _kernels.decode_attention_parts_kernel[(workspace.blocks,)](
         *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows,
         M=max(16, _power_of_two(rows * group)), T=TILE if int8 else 16, KIND=kind,
         SPLIT_Q=int8 and q.dtype == torch.float32, PRECISION="tf32x3" if nvidia else "ieee",
-        FAST=nvidia, INTERPRETED=not q.is_cuda, num_warps=4, **shape,
+        FAST=nvidia, BY_WARP=by_warp, INTERPRETED=not q.is_cuda, num_warps=4, **shape,
     )  # fmt: skip
 
 
@@ -150,7 +156,7 @@ def _merge(q, keys, values, control, workspace, gate, out, dependent):
     gates = (q, 0) if gate is None else (gate, gate.stride(0))
     _kernels.decode_attention_merge_kernel[(heads, SLOTS, dim // block)](
         *tensors, gates[0], out, gates[1], keys.numbers.shape[1], workspace.peak.shape[1],
-        BLOCK_D=block, CHUNK=32, GATED=gate is not None, num_warps=4, **shape,
+        BLOCK_D=block, CHUNK=MERGE_CHUNK, GATED=gate is not None, num_warps=MERGE_WARPS, **shape,
     )  # fmt: skip
 
 

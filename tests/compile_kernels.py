@@ -183,10 +183,11 @@ def attention_variants(module, append, target):
         int8 = kind == "i8"
         parts = {"BLOCK_ROWS": 8 if group == 4 else 4, "M": 32, "T": 64 if int8 else 16, "SPLIT_Q": False}
         parts |= {"KIND": tl.float16 if int8 else tl.float32}
-        parts |= {"PRECISION": "tf32x3" if nvidia else "ieee", "FAST": nvidia, "INTERPRETED": False}
+        parts |= {"PRECISION": "tf32x3" if nvidia else "ieee", "FAST": nvidia, "BY_WARP": nvidia, "INTERPRETED": False}
         yield attention_source(module.decode_attention_parts_kernel, kind, shape | parts), options
         merge = {"BLOCK_D": 64, "CHUNK": 32, "GATED": True}
-        yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), options
+        wide = options | {"num_warps": 8}
+        yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), wide
         rows = {"HEADS": heads, "KV_HEADS": 4, "D": dim, "HALF": 32, "MIXED": kind == "i8", "DEPENDENT": dependent}
         yield attention_source(append.append_kernel, kind, rows), options | {"enable_fp_fusion": False}
 
