@@ -1,6 +1,8 @@
 """The command `fastqwen`."""
 
 import argparse
+import functools
+import importlib
 import importlib.metadata
 import json
 import platform
@@ -8,6 +10,7 @@ import sys
 
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 KV_KINDS = ("auto", "int8", "bf16", "fp32")
+PROFILE_NAMES = ("predictable", "prose", "story")
 KERNEL_PARTS = ("linears", "prompts", "attention", "deltanet")
 QUANTISED = ("w4a8", "w6a8", "int8")
 NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
@@ -80,8 +83,22 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--bits", type=int, nargs="+", choices=(4, 6), default=[4, 6], help="default: both")
     kernels.add_argument("--peer", action="store_true", help="comfy-kitchen's linears in the same run")
     kernels.add_argument("--parts", nargs="+", choices=KERNEL_PARTS, default=KERNEL_PARTS, help="default: all")
-    kernels.set_defaults(run=_bench_kernels)
+    kernels.set_defaults(run=functools.partial(_bench, "kernels"))
+    _add_bench_decode(kinds.add_parser("decode", help="whole rounds of drafting and verifying, random weights"))
     return parser
+
+
+def _add_bench_decode(parser):
+    add = parser.add_argument
+    add("--shape", choices=("9b", "27b"), default="9b", help="whose layer sizes (default 9b)")
+    add("--bits", type=int, choices=(4, 6), default=4, help="of the layers' weights (default 4)")
+    add("--head", choices=("w4a8", "w6a8", "int8", "bf16"), default="w4a8", help="the output head (default w4a8)")
+    add("--kv", choices=("int8", "bf16"), default="int8", help="how keys and values are kept (default int8)")
+    add("--context", type=int, default=1024, metavar="N", help="tokens before the first round (default 1024)")
+    add("--profile", nargs="+", choices=PROFILE_NAMES, default=PROFILE_NAMES, help="kinds of text (default: all)")
+    add("--kernels", action="store_true", help="also where a pass' time goes, kernel by kernel")
+    add("--no-graphs", action="store_true", help="launch every kernel anew")
+    parser.set_defaults(run=functools.partial(_bench, "decode"))
 
 
 def _add_generate(parser):
@@ -250,14 +267,14 @@ def _quantize(arguments) -> int:
     return 0
 
 
-def _bench_kernels(arguments) -> int:
+def _bench(module: str, arguments) -> int:
     try:
-        from .benchmarks.kernels import run
+        run = importlib.import_module(f".benchmarks.{module}", __package__).run
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
         return _fail(
-            "bench kernels needs Triton: on Linux torch for CUDA brings it, on Windows install triton-windows."
+            f"bench {module} needs Triton: on Linux torch for CUDA brings it, on Windows install triton-windows."
         )
     return run(arguments)
 

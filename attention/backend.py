@@ -21,10 +21,6 @@ _PARENTS = (-1, 0, 1, 1, 0)
 @functools.cache
 def attention_kernels(device: torch.device, kind: str) -> tuple[bool, str]:
     """(whether to use the kernels for caches of a kind of KINDS, why). A failure is logged once."""
-    if kind == "bf16":
-        # Its form has not run on a GPU since it was changed, and one that reads outside its memory takes the process'
-        # whole device with it, so that a check would come too late.
-        return False, "plain torch: no kernel is used for bf16 keys and values yet; int8 has one"
     return decide(device, f"{kind} attention", lambda device: _wrong_result(device, kind))
 
 

@@ -1,0 +1,186 @@
+"""`fastqwen bench decode`: whole rounds of drafting and verifying on a GPU, over random weights of real sizes.
+
+Rounds run as in a reply, through the engine's own passes and captured graphs. Random drafts are never right, so tokens a
+pass come from a profile of published acceptance (benchmarks/profiles.py) and the time of a round from this run: a round
+takes the same time whatever was accepted. A speed is also given in units of (read ceiling / bytes that a verify pass
+reads), which says how good it is on any GPU.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+
+from ..engine.device import DeviceModel, DevicePasses
+from ..engine.sampling import SamplingSettings
+from ..engine.session import Session
+from ..mtp.planner import Fixed, name
+from ..mtp.tree import OFF, Tree
+from ..weights import FastQwenError
+from .profiles import PROFILES, SHAPES
+from .random_model import random_model
+from .timing import provenance, read_ceiling
+
+MEASURED = (OFF, Tree.chain(1), Tree.chain(3), Tree.chain(5), Tree((7,)), Tree((1,) * 7))
+ROUNDS, WARM = 40, 6
+SETTINGS = SamplingSettings(temperature=0.7, top_k=20, top_p=0.8, presence_penalty=1.5)
+
+
+def bench(
+    shape: str, *, bits: int, head: str, kv: str, context: int, profiles: Sequence[str], kernels: bool, graphs: bool
+) -> dict:
+    """Prints what it measures; returns the summary that is printed last as JSON."""
+    device = torch.device("cuda")
+    ceiling = read_ceiling(device)
+    torch.cuda.empty_cache()
+    trunk, mtp, sizes = random_model(shape, device, bits=bits, head=head, kv=kv)
+    print(
+        f"{torch.cuda.get_device_name(device)}, read ceiling {ceiling:.0f} GB/s; {shape}, W{bits}A8, output head {head}, "
+        f"{kv} keys and values, {context} tokens before",
+        flush=True,
+    )
+    started = time.perf_counter()
+    capacity = context + (ROUNDS + WARM + 4) * 8
+    model = DeviceModel(trunk, mtp, capacity=capacity, vocab=trunk.config.vocab_size, graphs=graphs)
+    if not model.usable:
+        raise FastQwenError("Some operation has no kernel here, so passes run from the host: see `fastqwen doctor`.")
+    torch.cuda.synchronize()
+    made = time.perf_counter() - started
+    rows, times = [], {}
+    for tree in MEASURED:
+        row = times[tree] = _rounds(model, tree, context)
+        rows.append({"shape": name(tree)} | row)
+        print("  " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    floor = sizes["trunk"] / ceiling / 1e6
+    first = times[Tree.chain(1)]["draft_ms"]
+    level = (times[Tree.chain(5)]["draft_ms"] - first) / 4
+    summary = {
+        "what": "bench decode", "shape": shape, "bits": bits, "output_head": head, "kv": kv, "context": context,
+        **provenance(), "read_ceiling_GBps": round(ceiling), "weight_bytes": sizes, "floor_ms": round(floor, 3),
+        "graphs": model.captured, "make_and_capture_s": round(made, 1),
+        "verify_ms": times[Tree.chain(5)]["verify_ms"], "draft_first_ms": round(first, 3),
+        "draft_level_ms": round(level, 3), "rounds": rows,
+        "second_call_ms": round(_second_call(model, context), 2),
+        "prefill_ms": {str(tokens): round(_prefill(model, tokens), 1) for tokens in (512, 2048) if tokens <= capacity},
+    }  # fmt: skip
+    summary |= _speeds(times, first, level, sizes["trunk"], ceiling, profiles)
+    for profile in profiles:
+        print(f"  {profile}: " + ", ".join(f"{key} {value}" for key, value in summary[profile].items()), flush=True)
+    if kernels:
+        summary["kernels"] = _kernels(model, len(trunk.blocks))
+    return summary
+
+
+def _passes(model, tree, context, rounds):
+    model.state.reset()
+    session = Session(model.trunk, context + rounds * 8, model.state)
+    return session, DevicePasses(
+        model, session, Fixed(tree), SETTINGS, seed=1, drafts=tree.depth > 0, stop_ids=(), max_tokens=10**6
+    )
+
+
+def _ids(count):
+    return torch.randint(0, 248_000, (count,), generator=torch.Generator().manual_seed(2)).tolist()
+
+
+def _rounds(model, tree, context):
+    session, passes = _passes(model, tree, context, ROUNDS + WARM + 4)
+    passes.first(session.prefill(_ids(context), on_hidden=passes.prompt))
+    for _ in range(WARM):
+        passes.next()
+    started = time.perf_counter()
+    outcomes = [passes.next() for _ in range(ROUNDS)]
+    wall = (time.perf_counter() - started) / ROUNDS
+    passes.close()
+    draft = median(outcome.draft_seconds for outcome in outcomes)
+    verify = median(outcome.verify_seconds for outcome in outcomes)
+    return {
+        "round_ms": round(1e3 * wall, 3),
+        "draft_ms": round(1e3 * draft, 3),
+        "verify_ms": round(1e3 * verify, 3),
+        "host_gap_percent": round(100 * (1 - (draft + verify) / wall), 1),
+        "accepted": sum(len(outcome.accepted.path) - 1 for outcome in outcomes),
+    }
+
+
+def _speeds(times, first, level, bytes_read, ceiling, profiles):
+    """Tokens a second of the best shape on each profile, and without drafts."""
+    gap = max(row["round_ms"] - row["draft_ms"] - row["verify_ms"] for row in times.values())
+    verify = times[Tree((1,) * 7)]["verify_ms"]
+    unit = ceiling * 1e9 / bytes_read
+    off = 1e3 / times[OFF]["round_ms"]
+    found = {"off_tokens_per_second": round(off, 1), "off_units": round(off / unit, 3)}
+    for profile in profiles:
+        best, tokens, speed = OFF, 1.0, off
+        for tree in SHAPES:
+            if tree.depth == 0:
+                continue
+            expected = PROFILES[profile].expected_tokens(tree)
+            rate = 1e3 * expected / (verify + first + (tree.depth - 1) * level + gap)
+            if rate > speed:
+                best, tokens, speed = tree, expected, rate
+        found[profile] = {
+            "best_shape": name(best), "tokens_a_pass": round(tokens, 2), "tokens_per_second": round(speed, 1),
+            "units": round(speed / unit, 3), "times_off": round(speed / off, 2),
+        }  # fmt: skip
+    return found
+
+
+def _second_call(model, context):
+    """Milliseconds from a call on a loaded model to the start of its prefill."""
+    found = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        _passes(model, OFF, context, 8)
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - started)
+    return 1e3 * median(found)
+
+
+def _prefill(model, tokens):
+    found = []
+    for _ in range(3):
+        session, passes = _passes(model, Tree.chain(1), tokens, 8)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        session.prefill(_ids(tokens), on_hidden=passes.prompt)
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - started)
+    return 1e3 * median(found)
+
+
+def _kernels(model, layers):
+    """Where a round's time goes: microseconds and launches of every kernel, of a verify pass and a draft level."""
+    from torch.profiler import ProfilerActivity, profile
+
+    found = {}
+    for part in ("verify", "next"):
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            for _ in range(3):
+                model.run(part)
+            torch.cuda.synchronize()
+        events = [event for event in trace.key_averages() if event.self_device_time_total]
+        events.sort(key=lambda event: -event.self_device_time_total)
+        launches = sum(event.count for event in events) / 3
+        print(f"  {part}: {launches:.0f} launches" + (f", {launches / layers:.2f} a layer" if part == "verify" else ""))
+        rows = [(event.key[:60], event.count / 3, event.self_device_time_total / 3) for event in events[:24]]
+        for key, count, us in rows:
+            print(f"    {us:9.1f} us {count:6.1f} x {us / count:7.2f}  {key}", flush=True)
+        found[part] = {"launches": launches, "rows": [[key, count, round(us, 1)] for key, count, us in rows]}
+    return found
+
+
+def run(arguments) -> int:
+    """The command line's `bench decode`."""
+    if not torch.cuda.is_available():
+        raise FastQwenError("bench decode times a GPU and finds none: run it on a machine with one.")
+    summary = bench(
+        arguments.shape, bits=arguments.bits, head=arguments.head, kv=arguments.kv, context=arguments.context,
+        profiles=arguments.profile, kernels=arguments.kernels, graphs=not arguments.no_graphs,
+    )  # fmt: skip
+    print(json.dumps(summary))
+    return 0
