@@ -21,6 +21,7 @@ from ..mtp.drafts import Outcome
 from ..mtp.head import MtpHead
 from ..mtp.head_drafts import Planner
 from ..mtp.tree import Tree
+from ..weights.backend import dependent_launch
 from ..weights.errors import FastQwenError
 from .sampling import SamplingSettings
 from .session import Session
@@ -43,8 +44,9 @@ class DeviceModel:
         with torch.inference_mode():
             self.state = trunk.new_state(capacity)
             self.head_cache = None if head is None else head.new_cache(capacity, kind=trunk.kv, device=device)
-            self.round = rounds.allocate(config.vocab_size, config.hidden_size, trunk.dtype, device)
+            self.round = rounds.allocate(config.vocab_size, config.hidden_size, trunk.dtype, trunk.rotary.inverse)
             self.settings = sampling.new_settings(device)
+            self._dependent = dependent_launch(device)
             self._workspace = sampling.allocate(vocab, device)
             # The head's output that proposes, in slot 0 of rows that are otherwise zero.
             self._row = torch.zeros(SLOTS, config.hidden_size, dtype=trunk.dtype, device=device)
@@ -99,30 +101,30 @@ class DeviceModel:
 
     def _verify(self):
         round = self.round
-        rounds.begin_pass(round)
+        rounds.begin_pass(round, dependent=self._dependent)
         hidden, logits = self.trunk.decode(round, self.state)
         sampling.draw(
             logits, self.settings, round.seen, self._workspace, vocab=self.vocab, tokens=round.drawn,
-            errors=round.errors,
+            errors=round.errors, dependent=self._dependent,
         )  # fmt: skip
-        rounds.accept(round)
+        rounds.accept(round, dependent=self._dependent)
         round.ring.hidden.index_copy_(0, round.ring.index, hidden)
 
     def _catch_up(self):
         """Up to eight waiting rows, one left for `first`."""
-        rounds.begin_head(self.round, keep=1)
+        rounds.begin_head(self.round, keep=1, dependent=self._dependent)
         self._waiting_rows()
 
     def _first(self):
         """The last waiting rows, and the first level's list."""
-        rounds.begin_head(self.round)
+        rounds.begin_head(self.round, dependent=self._dependent)
         output = self._waiting_rows()
         self._row[:1].copy_(output.index_select(0, self.round.head.last))
         self._propose()
 
     def _next(self):
         """The next level's list."""
-        rounds.next_level(self.round)
+        rounds.next_level(self.round, dependent=self._dependent)
         self._row[:1].copy_(self._rows(self._row)[:1])
         self._propose()
 
@@ -132,16 +134,16 @@ class DeviceModel:
     def _rows(self, hidden):
         rows = self.round.head
         embeddings = self.trunk.embedding.weight_rows(rows.tokens, self.trunk.dtype)
-        return self.head.decode(embeddings, hidden, rows.positions, control=rows.attention, cache=self.head_cache)
+        return self.head.decode(embeddings, hidden, rows.cos, rows.sin, control=rows.attention, cache=self.head_cache)
 
     def _propose(self):
         rows = self.round.head
         logits = self.trunk.head.verify(self.head.for_logits(self._row), SLOTS)[0][:1]
         sampling.draw(
             logits, self.settings, self.round.head_seen, self._workspace, vocab=self.vocab, tokens=rows.drawn,
-            errors=rows.errors, candidates=rows.candidates,
+            errors=rows.errors, candidates=rows.candidates, dependent=self._dependent,
         )  # fmt: skip
-        rounds.end_level(self.round)
+        rounds.end_level(self.round, dependent=self._dependent)
 
     def _capture(self):
         """Every part runs once as it is, over a state that is done and so changes nothing, and is then captured."""

@@ -8,6 +8,7 @@ from . import rounds as _host
 from ._attention_control import DEPTHS, MOVE, OFFSETS
 from ._attention_control import LENGTH as SLOTS_BEFORE
 from ._attention_control import ROWS as LIVE_ROWS
+from ._dependent_launch import gdc_launch_dependents, gdc_wait
 
 LENGTH = tl.constexpr(_host.LENGTH)
 POSITION = tl.constexpr(_host.POSITION)
@@ -36,11 +37,14 @@ DELTA_WORDS = tl.constexpr(_delta.CONTROL_WORDS)
 
 
 @triton.jit
-def _positions(p_positions, positions):
-    """Text has one position on all three axes."""
-    slot = tl.arange(0, 8)
-    for axis in tl.static_range(3):
-        tl.store(p_positions + axis * 8 + slot, positions.to(tl.int64))
+def _angles(p_inverse, p_cos, p_sin, positions, half, HALF: tl.constexpr):
+    """Cosines and sines [8, half] of rows of text: it has one position on all three axes."""
+    o_half = tl.arange(0, HALF)[None, :]
+    m_half = (o_half < half) & (positions[:, None] >= 0)
+    angle = positions[:, None].to(tl.float32) * tl.load(p_inverse + o_half, mask=o_half < half, other=0.0)
+    at = tl.arange(0, 8)[:, None] * half + o_half
+    tl.store(p_cos + at, tl.cos(angle), mask=m_half)
+    tl.store(p_sin + at, tl.sin(angle), mask=m_half)
 
 
 @triton.jit
@@ -53,11 +57,14 @@ def _head_rows(p_state, p_attention, rows, length):
     tl.store(p_attention + OFFSETS + slot, slot)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["half"])
 def begin_head_kernel(
-    p_state, p_following, p_ring_positions, p_gather, p_tokens, p_positions, p_attention, p_last, p_above, p_depth,
-    KEEP: tl.constexpr, RING: tl.constexpr,
+    p_state, p_following, p_ring_positions, p_gather, p_tokens, p_inverse, p_cos, p_sin, p_attention, p_last, p_above,
+    p_depth, half, HALF: tl.constexpr, KEEP: tl.constexpr, RING: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     slot = tl.arange(0, 8)
     read = tl.load(p_state + READ)
     waiting = tl.load(p_state + WRITTEN) - read - KEEP
@@ -67,7 +74,7 @@ def begin_head_kernel(
     m_live = slot < rows
     tl.store(p_gather + slot, tl.where(m_live, at, RING + 1).to(tl.int64))
     tl.store(p_tokens + slot, tl.load(p_following + at, mask=m_live, other=0))
-    _positions(p_positions, tl.load(p_ring_positions + at, mask=m_live, other=0))
+    _angles(p_inverse, p_cos, p_sin, tl.load(p_ring_positions + at, mask=m_live, other=0), half, HALF)
     _head_rows(p_state, p_attention, rows, length)
     tl.store(p_last, tl.maximum(rows - 1, 0).to(tl.int64))
     tl.store(p_above + slot, slot * 0)
@@ -78,20 +85,29 @@ def begin_head_kernel(
 
 
 @triton.jit
-def end_level_kernel(p_state, p_candidates, p_lists):
+def end_level_kernel(p_state, p_candidates, p_lists, DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     slot = tl.arange(0, 8)
     tl.store(p_lists + (tl.load(p_state + LEVEL) - 1) * 8 + slot, tl.load(p_candidates + slot))
 
 
-@triton.jit
-def next_level_kernel(p_state, p_lists, p_tokens, p_positions, p_attention, p_last, p_chosen, p_above, p_depth):
+@triton.jit(do_not_specialize=["half"])
+def next_level_kernel(
+    p_state, p_lists, p_tokens, p_inverse, p_cos, p_sin, p_attention, p_last, p_chosen, p_above, p_depth, half,
+    HALF: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     slot = tl.arange(0, 8)
     before = tl.load(p_state + LEVEL)  # levels whose lists are there
     token = tl.load(p_lists + (before - 1) * 8)
     rows = tl.where(tl.load(p_state + DONE) != 0, 0, 1)
     tl.store(p_tokens + slot, tl.where(slot == 0, token, 0))
     tl.store(p_chosen + before - 1, token)
-    _positions(p_positions, tl.load(p_state + POSITION) + before - 1 + slot * 0)
+    _angles(p_inverse, p_cos, p_sin, tl.load(p_state + POSITION) + before - 1 + slot * 0, half, HALF)
     _head_rows(p_state, p_attention, rows, tl.load(p_state + HEAD_LENGTH) + before - 1)
     tl.store(p_last, tl.zeros((), tl.int64))
     tl.store(p_above + slot, (1 << before) - 1 + slot * 0)
@@ -99,8 +115,14 @@ def next_level_kernel(p_state, p_lists, p_tokens, p_positions, p_attention, p_la
     tl.store(p_state + LEVEL, before + 1)
 
 
-@triton.jit
-def begin_pass_kernel(p_state, p_shape, p_lists, p_tokens, p_live, p_positions, p_attention, p_delta):
+@triton.jit(do_not_specialize=["half"])
+def begin_pass_kernel(
+    p_state, p_shape, p_lists, p_tokens, p_inverse, p_cos, p_sin, p_attention, p_delta, half, HALF: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     slot = tl.arange(0, 8)
     rows = tl.where(tl.load(p_state + DONE) != 0, 0, tl.load(p_shape + ROWS))
     depth = tl.load(p_shape + DEPTH + slot)
@@ -109,8 +131,8 @@ def begin_pass_kernel(p_state, p_shape, p_lists, p_tokens, p_live, p_positions, 
     place = tl.load(p_shape + PLACE + slot)
     token = tl.load(p_lists + (depth - 1) * 8 + place, mask=m_draft, other=0)
     tl.store(p_tokens + slot, tl.where(m_live & (slot == 0), tl.load(p_state + ROOT).to(tl.int64), token))
-    tl.store(p_live + slot, m_live)
-    _positions(p_positions, tl.load(p_state + POSITION) + tl.where(m_live, depth, 0))
+    positions = tl.load(p_state + POSITION) + tl.where(m_live, depth, 0)
+    _angles(p_inverse, p_cos, p_sin, positions, half, HALF)
 
     tl.store(p_attention + SLOTS_BEFORE, tl.load(p_state + LENGTH))
     tl.store(p_attention + LIVE_ROWS, rows)
@@ -138,8 +160,11 @@ def _at(values, place):
 @triton.jit
 def accept_kernel(
     p_state, p_shape, p_attention, p_tokens, p_drawn, p_errors, p_marks, p_following, p_ring_positions, p_index,
-    p_record, RING: tl.constexpr,
+    p_record, RING: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     slot = tl.arange(0, 8)
     rows = tl.load(p_attention + LIVE_ROWS)  # none if this pass was queued after the end
     tokens = tl.load(p_tokens + slot).to(tl.int32)

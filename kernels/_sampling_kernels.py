@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from . import sampling as _host
+from ._dependent_launch import gdc_launch_dependents, gdc_wait
 
 SEED = tl.constexpr(_host.SEED)
 TOP_K = tl.constexpr(_host.TOP_K)
@@ -50,9 +51,12 @@ def _keys(p_logits, p_marks, p_tokens, above, p_real, row, o, width, vocab):
 @triton.jit(do_not_specialize=["width", "vocab", "maxima"])
 def maxima_kernel(
     p_logits, p_marks, p_tokens, p_above, p_whole, p_real, width, vocab, p_maxima, p_count, maxima,
-    STRETCH: tl.constexpr, BLOCK: tl.constexpr,
+    STRETCH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The largest key of every stretch; the row's list is emptied."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0)
     block = tl.program_id(1)
     keys = _keys(
@@ -67,34 +71,37 @@ def maxima_kernel(
 
 
 @triton.jit
-def _bound(p_maxima, maxima, k, MAXIMA: tl.constexpr):
-    """A key that at least k of the maxima reach, if so many are numbers: their k-th largest, cut to 16 bits."""
-    o_max = tl.arange(0, MAXIMA)
-    keys = tl.load(p_maxima + o_max, mask=o_max < maxima, other=LOWEST)
-    o_digit = tl.arange(0, 16)
-    bound = LOWEST
-    for i in tl.static_range(4):
-        tried = bound + (o_digit << (28 - 4 * i))
-        reached = tl.sum((keys[:, None] >= tried[None, :]).to(tl.int32), 0)
-        bound += tl.max(tl.where(reached >= k, o_digit, 0), 0) << (28 - 4 * i)
-    return tl.maximum(bound, MINUS_INF + 1)
-
-
-@triton.jit
 def _wanted(p_whole, WIDE: tl.constexpr):
     return tl.load(p_whole + (WIDE_K if WIDE else TOP_K)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["width", "vocab", "maxima"])
+@triton.jit(do_not_specialize=["maxima"])
+def bound_kernel(p_maxima, p_whole, p_bound, maxima, MAXIMA: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr):
+    """A key that at least k of a row's maxima reach, if so many are numbers: the k-th largest of them."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    place = tl.arange(0, MAXIMA)
+    keys = tl.load(p_maxima + row * maxima + place, mask=place < maxima, other=LOWEST)
+    keys = tl.sort(keys, descending=True)
+    bound = tl.max(tl.where(place == _wanted(p_whole, WIDE) - 1, keys, LOWEST), 0)
+    tl.store(p_bound + row, tl.maximum(bound, MINUS_INF + 1))
+
+
+@triton.jit(do_not_specialize=["width", "vocab"])
 def list_kernel(
-    p_logits, p_marks, p_tokens, p_above, p_whole, p_real, width, vocab, p_maxima, p_count, p_listed, maxima,
-    MAXIMA: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    p_logits, p_marks, p_tokens, p_above, p_whole, p_real, width, vocab, p_bound, p_count, p_listed,
+    LISTED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Lists the entries at or above the bound, in the order in which they come."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     keys = _keys(p_logits, p_marks, p_tokens, tl.load(p_above + row), p_real, row, o, width, vocab)
-    m_listed = keys >= _bound(p_maxima + row * maxima, maxima, _wanted(p_whole, WIDE), MAXIMA)
+    m_listed = keys >= tl.load(p_bound + row)
     place = tl.atomic_add(p_count + row + o * 0, 1, mask=m_listed, sem="relaxed")
     m_listed &= place < LISTED
     tl.store(p_listed + row * 2 * LISTED + place, keys, mask=m_listed)
@@ -203,9 +210,12 @@ def _finish(
 @triton.jit(do_not_specialize=["width", "vocab"])
 def draw_kernel(
     p_logits, p_marks, p_tokens, p_above, p_whole, p_real, width, vocab, p_depth, p_reply, p_count, p_listed, p_drawn,
-    p_errors, p_candidates, LISTED: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    p_errors, p_candidates, LISTED: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program: a row. Short lists, the usual ones, are sorted as such."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0)
     count = tl.load(p_count + row)
     wanted = _wanted(p_whole, WIDE)

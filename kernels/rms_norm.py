@@ -7,6 +7,8 @@ Float32 inside; the result is rounded once to the input's dtype. The gated norm 
 the gate's dtype before the weight, as the published model does. Source: Qwen3.5 in transformers 5.24.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,3 +27,30 @@ def gated_rms_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _normalised(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def rms_norm_rows(
+    parts: Sequence[tuple[Tensor, Tensor]], eps: float, *, out: Tensor | None = None, dependent: bool = False
+) -> Tensor:
+    """`rms_norm` of one or two tensors of the same shape in one launch, results side by side: for a decode pass.
+
+    parts      (x [8, K] in one float dtype, rows contiguous; weight float32 [K])
+    out        [8, K times parts] in x's dtype, contiguous; default: a new one
+    dependent  launched as a programmatic dependent of the kernel before it (NVIDIA, from compute capability 9.0)
+    A row's bits are its own. Sums run in another order than in `rms_norm`.
+    """
+    from . import _rms_norm_kernel as _kernels  # here, because without a GPU nobody needs Triton
+
+    (x, weight), (other, other_weight) = parts[0], parts[-1]
+    rows, columns = x.shape
+    if other.shape != x.shape or other.dtype != x.dtype or len(parts) > 2 or weight.shape != (columns,):
+        raise ValueError(f"one or two tensors of one shape are wanted, got {[list(part.shape) for part, _ in parts]}")
+    if out is None:
+        out = x.new_empty(rows, columns * len(parts))
+    block = 1 << (columns - 1).bit_length()
+    options = {"launch_pdl": True} if dependent else {}
+    _kernels.rms_norm_kernel[(rows, len(parts))](
+        x, other, weight, other_weight, out, x.stride(0), other.stride(0), columns, eps, BLOCK=block,
+        DEPENDENT=dependent, num_warps=max(1, min(16, block // 256)), **options,
+    )  # fmt: skip
+    return out

@@ -70,8 +70,7 @@ class Round:
 
     state, shape, record  see above
     tokens     int64 [8], of the pass's slots; dead ones 0
-    live       bool [8]
-    positions  int64 [3, 8], rotary
+    inverse    float32 [half], rotary frequencies;  cos, sin  float32 [8, half], of the pass's slots
     attention  int32 [24] (kernels/attention_control.py), delta int32 [64] (kernels/delta_decode.py)
     drawn      int64 [8], errors int32 [8]: what was drawn at each slot
     marks      uint8 [V]: tokens of the reply
@@ -84,8 +83,9 @@ class Round:
     shape: Tensor
     record: Tensor
     tokens: Tensor
-    live: Tensor
-    positions: Tensor
+    inverse: Tensor
+    cos: Tensor
+    sin: Tensor
     attention: Tensor
     delta: Tensor
     drawn: Tensor
@@ -100,13 +100,14 @@ class Round:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """The head's rows of a pass: gather int64 [8] into the ring, tokens int64 [8], positions int64 [3, 8], attention
-    int32 [24], last int64 [1] (the row whose output proposes), and for its draws chosen int64 [8], above and depth
-    int32 [8], drawn int64 [1], errors int32 [1], candidates int64 [1, 8]."""
+    """The head's rows of a pass: gather int64 [8] into the ring, tokens int64 [8], cos and sin float32
+    [8, half], attention int32 [24], last int64 [1] (the row whose output proposes), and for its draws chosen int64 [8],
+    above and depth int32 [8], drawn int64 [1], errors int32 [1], candidates int64 [1, 8]."""
 
     gather: Tensor
     tokens: Tensor
-    positions: Tensor
+    cos: Tensor
+    sin: Tensor
     attention: Tensor
     last: Tensor
     chosen: Tensor
@@ -117,8 +118,10 @@ class HeadRows:
     candidates: Tensor
 
 
-def allocate(vocab: int, hidden: int, dtype: torch.dtype, device) -> Round:
-    """The tensors of rounds over `vocab` logits and hidden states [., hidden] of `dtype`."""
+def allocate(vocab: int, hidden: int, dtype: torch.dtype, inverse: Tensor) -> Round:
+    """The tensors of rounds over `vocab` logits and hidden states [., hidden] of `dtype`, on the device of `inverse`
+    float32 [half], the rotary frequencies."""
+    device, half = inverse.device, inverse.numel()
 
     def zeros(*shape, dtype=torch.int32):
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -128,14 +131,16 @@ def allocate(vocab: int, hidden: int, dtype: torch.dtype, device) -> Round:
 
     state, shape, marks, tokens = zeros(STATE), zeros(SHAPE), zeros(vocab, dtype=torch.uint8), longs(SLOTS)
     head = HeadRows(
-        longs(SLOTS), longs(SLOTS), longs(3, SLOTS), attention_control.new_control(device), longs(1), longs(SLOTS),
+        longs(SLOTS), longs(SLOTS), zeros(SLOTS, half, dtype=torch.float32), zeros(SLOTS, half, dtype=torch.float32),
+        attention_control.new_control(device), longs(1), longs(SLOTS),
         zeros(SLOTS), zeros(SLOTS), longs(1), zeros(1), longs(1, SLOTS),
     )  # fmt: skip
     reply = state[REPLY : REPLY + 1]
     seen = Seen(marks, tokens, shape[ABOVE : ABOVE + SLOTS], shape[DEPTH : DEPTH + SLOTS], reply)
     return Round(
-        state=state, shape=shape, record=zeros(RECORD), tokens=tokens, live=zeros(SLOTS, dtype=torch.bool),
-        positions=longs(3, SLOTS), attention=attention_control.new_control(device),
+        state=state, shape=shape, record=zeros(RECORD), tokens=tokens, inverse=inverse,
+        cos=zeros(SLOTS, half, dtype=torch.float32), sin=zeros(SLOTS, half, dtype=torch.float32),
+        attention=attention_control.new_control(device),
         delta=zeros(delta_decode.CONTROL_WORDS), drawn=longs(SLOTS), errors=zeros(SLOTS), marks=marks,
         lists=longs(SLOTS, SLOTS), head=head, seen=seen,
         head_seen=Seen(marks, head.chosen, head.above, head.depth, reply),
@@ -191,51 +196,64 @@ def state_words(
     return words
 
 
-def begin_head(round: Round, *, keep: int = 0):
-    """Sets `head` for up to eight rows that wait in the ring, all but `keep`; they count as seen from then on."""
+def begin_head(round: Round, *, keep: int = 0, dependent: bool = False):
+    """Sets `head` for up to eight rows that wait in the ring, all but `keep`; they count as seen from then on.
+
+    dependent  here and below: launched as a programmatic dependent of the kernel before (NVIDIA, from 9.0)
+    """
     from . import _rounds_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
     head, ring = round.head, round.ring
     _kernels.begin_head_kernel[(1,)](
-        round.state, ring.following, ring.positions, head.gather, head.tokens, head.positions, head.attention,
-        head.last, head.above, head.depth, KEEP=keep, RING=RING, num_warps=1,
+        round.state, ring.following, ring.positions, head.gather, head.tokens, round.inverse, head.cos, head.sin,
+        head.attention, head.last, head.above, head.depth, **_angles(round), KEEP=keep, RING=RING,
+        **_options(dependent),
     )  # fmt: skip
 
 
-def end_level(round: Round):
+def end_level(round: Round, *, dependent: bool = False):
     """Keeps head.candidates as the list of the level that the head's last row proposed for."""
     from . import _rounds_kernels as _kernels
 
-    _kernels.end_level_kernel[(1,)](round.state, round.head.candidates, round.lists, num_warps=1)
+    _kernels.end_level_kernel[(1,)](round.state, round.head.candidates, round.lists, **_options(dependent))
 
 
-def next_level(round: Round):
+def next_level(round: Round, *, dependent: bool = False):
     """Sets `head` for one row: the first choice of the level before."""
     from . import _rounds_kernels as _kernels
 
     head = round.head
     _kernels.next_level_kernel[(1,)](
-        round.state, round.lists, head.tokens, head.positions, head.attention, head.last, head.chosen, head.above,
-        head.depth, num_warps=1,
+        round.state, round.lists, head.tokens, round.inverse, head.cos, head.sin, head.attention, head.last,
+        head.chosen, head.above, head.depth, **_angles(round), **_options(dependent),
     )  # fmt: skip
 
 
-def begin_pass(round: Round):
-    """Sets the tokens, positions and control data of the pass over the tree `shape`."""
+def begin_pass(round: Round, *, dependent: bool = False):
+    """Sets the tokens, angles and control data of the pass over the tree `shape`."""
     from . import _rounds_kernels as _kernels
 
     _kernels.begin_pass_kernel[(1,)](
-        round.state, round.shape, round.lists, round.tokens, round.live, round.positions, round.attention,
-        round.delta, num_warps=1,
+        round.state, round.shape, round.lists, round.tokens, round.inverse, round.cos, round.sin, round.attention,
+        round.delta, **_angles(round), **_options(dependent),
     )  # fmt: skip
 
 
-def accept(round: Round):
+def accept(round: Round, *, dependent: bool = False):
     """Walks the tree along `drawn`, moves `state` forward, sets where the ring takes the pass's rows, and `record`."""
     from . import _rounds_kernels as _kernels
 
     ring = round.ring
     _kernels.accept_kernel[(1,)](
         round.state, round.shape, round.attention, round.tokens, round.drawn, round.errors, round.marks,
-        ring.following, ring.positions, ring.index, round.record, RING=RING, num_warps=1,
+        ring.following, ring.positions, ring.index, round.record, RING=RING, **_options(dependent),
     )  # fmt: skip
+
+
+def _angles(round):
+    half = round.inverse.numel()
+    return {"half": half, "HALF": 1 << (half - 1).bit_length()}
+
+
+def _options(dependent):
+    return {"DEPENDENT": dependent, "num_warps": 1} | ({"launch_pdl": True} if dependent else {})

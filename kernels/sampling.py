@@ -8,10 +8,10 @@ here waits for the host and settings are data, so one captured graph serves ever
     key_i  = x_i as an integer of the same order, NaN on top             int32
     order  = (key descending, id ascending)
 
-Top-k needs no sort of a vocabulary. The row is cut into at most MAXIMA stretches; of their maxima the k-th largest, cut
-to its upper 16 bits, is a bound that at least k entries reach and few more do. Three launches: the maxima; every entry
-at or above the bound into a short list, in any order; the list sorted by (key, id), which nobody's order of arrival can
-change, and drawn from. A list that overflows, when thousands of entries are equal, is found again entry by entry:
+Top-k needs no sort of a vocabulary. The row is cut into at most MAXIMA stretches; the k-th largest of their maxima is a
+bound that at least k entries reach and few more do. Four launches: the maxima; the bound; every entry at or above it
+into a short list, in any order; the list sorted by (key, id), which nobody's order of arrival can change, and drawn
+from. A list that overflows, when thousands of entries are equal, is found again entry by entry:
 slower, the same result. Entries of -inf are never listed: no processor lets them be drawn.
 
 Of a row whose largest entry is no finite number nothing can be drawn: its token is 0 and its error 1.
@@ -45,10 +45,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Scratch for rows of one vocabulary: maxima int32 [8, M], count int32 [8], listed int32 [8, 2, LISTED] (keys, then
-    ids). `stretch` entries have one maximum."""
+    """Scratch for rows of one vocabulary: maxima int32 [8, M], bound and count int32 [8], listed int32 [8, 2, LISTED]
+    (keys, then ids). `stretch` entries have one maximum."""
 
     maxima: Tensor
+    bound: Tensor
     count: Tensor
     listed: Tensor
     stretch: int
@@ -117,6 +118,7 @@ def allocate(vocab: int, device) -> Workspace:
     return Workspace(
         torch.empty(SLOTS, -(-vocab // stretch), dtype=torch.int32, device=device),
         torch.zeros(SLOTS, dtype=torch.int32, device=device),
+        torch.zeros(SLOTS, dtype=torch.int32, device=device),
         torch.empty(SLOTS, 2, LISTED, dtype=torch.int32, device=device),
         stretch,
     )
@@ -132,8 +134,9 @@ def draw(
     tokens: Tensor,
     errors: Tensor,
     candidates: Tensor | None = None,
+    dependent: bool = False,
 ) -> Tensor:
-    """One token a row, three launches; returns `tokens`.
+    """One token a row, four launches; returns `tokens`.
 
     logits      bf16, fp16 or fp32 [R, V] contiguous, R <= 8, V >= vocab
     tokens      int64 [R]: what is drawn
@@ -141,6 +144,7 @@ def draw(
     candidates  int64 [R, 8], or None. Where given, the first is the row's token and the others are the next best, as a
                 draft head's list: by score when greedy, else by score + noise among the `wide` most likely, without
                 top-p and min-p. They are distinct ids below vocab.
+    dependent   launched as programmatic dependents of the kernel before (NVIDIA, from compute capability 9.0)
     Raises ValueError where a shape or dtype does not fit.
     """
     from . import _sampling_kernels as _kernels  # here, because without a GPU nobody needs Triton
@@ -152,15 +156,18 @@ def draw(
     block = max(min(_BLOCK, 1 << (vocab - 1).bit_length()), 128)
     blocks = -(-vocab // block)
     # Contraction would round the penalties otherwise than the reference.
-    options = {"enable_fp_fusion": False}
+    options = {"enable_fp_fusion": False, "DEPENDENT": dependent} | ({"launch_pdl": True} if dependent else {})
     _kernels.maxima_kernel[(rows, blocks)](
         *shared, workspace.maxima, workspace.count, maxima, STRETCH=min(workspace.stretch, block), BLOCK=block,
         num_warps=8, **options,
     )  # fmt: skip
     wide = candidates is not None
+    _kernels.bound_kernel[(rows,)](
+        workspace.maxima, settings.whole, workspace.bound, maxima, MAXIMA=MAXIMA, WIDE=wide, num_warps=4, **options
+    )
     _kernels.list_kernel[(rows, blocks)](
-        *shared, workspace.maxima, workspace.count, workspace.listed, maxima, MAXIMA=MAXIMA, LISTED=LISTED,
-        BLOCK=block, WIDE=wide, num_warps=8, **options,
+        *shared, workspace.bound, workspace.count, workspace.listed, LISTED=LISTED, BLOCK=block, num_warps=8,
+        **options,
     )  # fmt: skip
     _kernels.draw_kernel[(rows,)](
         *shared, seen.depth, seen.reply, workspace.count, workspace.listed, tokens, errors,

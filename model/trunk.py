@@ -7,10 +7,11 @@ from torch import Tensor
 
 from ..attention import DecodeScratch, GatedAttention, Rotary
 from ..deltanet import GatedDeltaNet
-from ..kernels.rms_norm import rms_norm
+from ..kernels.rms_norm import rms_norm, rms_norm_rows
 from ..kernels.rounds import Round
 from ..kernels.rows import SLOTS, depths, each_row
 from ..weights import Projection, Reader
+from ..weights.backend import dependent_launch
 from .block import read_block
 from .config import ModelConfig
 from .family import FULL
@@ -107,11 +108,10 @@ class Trunk:
         """`verify` with everything that differs between passes read on the device (kernels/rounds.py): for a state of
         which `runs_on_device` holds. Returns hidden [SLOTS, H] and logits [SLOTS, V] in the compute dtype; rows of dead
         slots mean nothing."""
-        cos, sin = self.rotary(round.positions)
-        x = self.embedding.weight_rows(round.tokens, self.dtype).masked_fill(~round.live[:, None], 0.0)
+        x = self.embedding.weight_rows(round.tokens, self.dtype)
         for block, layer in zip(self.blocks, state.layers, strict=True):
-            x = block.verify(x, SLOTS, _decode_mixer(block.mixer, layer, cos, sin, round))
-        hidden = rms_norm(x, self.norm, self.config.rms_eps)
+            x = block.verify(x, SLOTS, _decode_mixer(block.mixer, layer, round))
+        hidden = rms_norm_rows([(x, self.norm)], self.config.rms_eps, dependent=dependent_launch(self.device))
         return hidden, self.head.verify(hidden, SLOTS)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -129,9 +129,9 @@ def _prefill_mixer(mixer, layer, cos, sin):
     return lambda x: mixer.prefill(x, state=layer)
 
 
-def _decode_mixer(mixer, layer, cos, sin, round):
+def _decode_mixer(mixer, layer, round):
     if isinstance(mixer, GatedAttention):
-        return lambda x: mixer.decode(x, cos, sin, control=round.attention, cache=layer)
+        return lambda x: mixer.decode(x, round.cos, round.sin, control=round.attention, cache=layer)
     return lambda x: mixer.decode(x, control=round.delta, state=layer)
 
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..attention import GatedAttention, KVCache, Rotary
-from ..kernels.rms_norm import rms_norm
+from ..kernels.rms_norm import rms_norm, rms_norm_rows
 from ..kernels.rows import SLOTS
 from ..model.block import read_block
 from ..model.config import ModelConfig
 from ..weights import Reader
+from ..weights.backend import dependent_launch
 
 
 class MtpHead:
@@ -56,16 +57,16 @@ class MtpHead:
         return x if self.pre_norm else rms_norm(x, self.norm, self.rms_eps)
 
     def decode(
-        self, embeddings: Tensor, hidden: Tensor, positions: Tensor, *, control: Tensor, cache: KVCache
+        self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, *, control: Tensor, cache: KVCache
     ) -> Tensor:
         """The same for up to eight rows whose number and place in the cache are read from `control`
-        (kernels/attention_control.py) on the device: embeddings and hidden [SLOTS, H], positions [3, SLOTS], for a cache
-        that has a scratch -> [SLOTS, H]. The cache's own length is neither read nor changed."""
-        cos, sin = self.rotary(positions)
-        mixer = self.block.mixer
-        x = self.fc.verify(self._joined(embeddings, hidden), SLOTS)[0]
+        (kernels/attention_control.py) on the device: embeddings and hidden [SLOTS, H], cos and sin [SLOTS, dim / 2], for
+        a cache that has a scratch -> [SLOTS, H]. The cache's own length is neither read nor changed."""
+        mixer, dependent = self.block.mixer, dependent_launch(hidden.device)
+        parts = (embeddings, self.embedding_norm), (hidden, self.hidden_norm)
+        x = self.fc.verify(rms_norm_rows(parts, self.rms_eps, dependent=dependent), SLOTS)[0]
         x = self.block.verify(x, SLOTS, lambda row: mixer.decode(row, cos, sin, control=control, cache=cache))
-        return x if self.pre_norm else rms_norm(x, self.norm, self.rms_eps)
+        return x if self.pre_norm else rms_norm_rows([(x, self.norm)], self.rms_eps, dependent=dependent)
 
     def for_logits(self, output: Tensor) -> Tensor:
         """What the trunk's head takes, of what `prefill` and `decode` return; the same tensor unless `pre_norm`."""
