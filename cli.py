@@ -11,7 +11,7 @@ import sys
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 KV_KINDS = ("auto", "int8", "bf16", "fp32")
 PROFILE_NAMES = ("predictable", "prose", "story")
-KERNEL_PARTS = ("linears", "prompts", "attention", "deltanet")
+KERNEL_PARTS = ("linears", "prompts", "attention", "prefill_attention", "deltanet")
 QUANTISED = ("w4a8", "w6a8", "int8")
 NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
 

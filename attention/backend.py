@@ -5,10 +5,11 @@ import functools
 import torch
 from torch import Tensor
 
-from ..kernels.attention import decode_row
+from ..kernels.attention import decode_row, prefill_rows
 from ..kernels.attention_append import append
 from ..kernels.attention_control import HEAD_DIMS, new_control, write_control
 from ..kernels.decode_attention import allocate, decode_attention
+from ..kernels.prefill_attention import prefill_attention
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import SLOTS, cache_offsets, depths
 from ..weights.backend import decide
@@ -24,9 +25,36 @@ def attention_kernels(device: torch.device, kind: str) -> tuple[bool, str]:
     return decide(device, f"{kind} attention", lambda device: _wrong_result(device, kind))
 
 
+@functools.cache
+def prefill_kernels(device: torch.device, kind: str) -> tuple[bool, str]:
+    """(whether prompt rows attend by the kernel over caches of a kind of KINDS, why). A failure is logged once."""
+    return decide(device, f"{kind} prefill attention", lambda device: _wrong_prefill(device, kind))
+
+
 def takes(heads: int, kv_heads: int, head_dim: int) -> bool:
     """Whether the kernels take a layer of this shape."""
     return head_dim in HEAD_DIMS and heads // kv_heads <= 32
+
+
+def _wrong_prefill(device, kind) -> str | None:
+    """Runs the kernel on small random data, whole and cut in two; what differs from the reference, or None."""
+    heads, dim, tokens, cut = 4, 256, 300, 128
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(tokens, n, dim, generator=generator).to(device) for n in (heads, 2, 2))
+    dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+    cache = KVCache(2, dim, capacity=tokens, kind=kind, device=device)
+    q, k = cache.for_cache(q.to(dtype), k)
+    cache.append(k, v)
+
+    def run(first):
+        out = torch.full((tokens - first, heads, dim), float("nan"), dtype=dtype, device=device)
+        return prefill_attention(q[first:].contiguous(), cache.keys, cache.values, start=first, out=out)
+
+    found = run(0)
+    wanted = prefill_rows(q.float().transpose(0, 1).contiguous(), cache.read, 0).transpose(0, 1)
+    if not (found.float() - wanted).abs().max() <= 0.02 * wanted.abs().max():
+        return f"{kind}: prompt rows differ"
+    return None if torch.equal(run(cut), found[cut:]) else f"{kind}: prompt rows depend on where a call starts"
 
 
 def _wrong_result(device, kind, dtype=torch.bfloat16) -> str | None:

@@ -1,6 +1,6 @@
 """The key-value cache of one attention layer: committed tokens, then up to eight staged rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,35 @@ from ..kernels.rows import SLOTS, cache_offsets, check_path, depths
 
 # How keys and values are kept -> dtype of the stored numbers.
 KINDS = {"int8": torch.int8, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+SMALLEST_CLASS = 1024  # tokens
+
+
+def capacity_class(tokens: int, limit: int) -> int:
+    """Tokens to allocate for where `tokens` are wanted and at most `limit` allowed: a power of two from 1024, or the
+    limit where that is less. Calls of one class can share buffers and what was captured over them, so a cache grows by
+    taking the next class and never moves. Raises ValueError for more tokens than the limit."""
+    if tokens > limit:
+        raise ValueError(f"{tokens} tokens are wanted and {limit} fit")
+    return min(limit, max(SMALLEST_CLASS, 1 << max(0, tokens - 1).bit_length()))
+
+
+def cache_bytes(kv_heads: int, head_dim: int, *, capacity: int, kind: str) -> int:
+    """Bytes of one layer's keys and values for `capacity` tokens: what KVCache(...).bytes will be."""
+    token = head_dim * KINDS[kind].itemsize + (4 if kind == "int8" else 0)
+    return 2 * kv_heads * _round_up_to_part(capacity + SLOTS) * token
+
+
+def tokens_within(limit_bytes: int, bytes_for: Callable[[int], int], most: int) -> int:
+    """The largest capacity, at most `most` tokens, whose cache takes no more than `limit_bytes`; 0 if none does.
+
+    bytes_for  capacity -> bytes, never falling: of all layers together (TrunkState.bytes of such a state)
+    """
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if bytes_for(middle) <= limit_bytes else (low, middle - 1)
+    return low
 
 
 class Stored:
@@ -51,7 +80,8 @@ class KVCache:
 
     `length` tokens are committed. A pass stages its rows in the slots that follow; `commit` keeps a path by
     moving an accepted leaf to its true slot, and everything else is overwritten by the next pass. `scratch` is what the
-    kernels of a pass need (attention/decode.py), or None where plain torch attends.
+    kernels of a pass need (attention/decode.py), or None where plain torch attends; `prefill_kernel` says whether
+    prompt rows attend by a kernel.
     """
 
     def __init__(self, kv_heads: int, head_dim: int, *, capacity: int, kind: str, device: torch.device):
@@ -62,6 +92,7 @@ class KVCache:
         self.length = 0
         self._staged: tuple[int, ...] = ()  # parents of the staged rows
         self.scratch = None
+        self.prefill_kernel = False
 
     @property
     def bytes(self) -> int:
@@ -101,6 +132,11 @@ class KVCache:
             self.keys.move(*move)
             self.values.move(*move)
         self.length, self._staged = length, ()
+
+    def reset(self):
+        """Empties the cache for another sequence. Its memory stays where it is, so what captured its addresses still
+        holds, and keeps its bytes: no row sees a slot past its own position."""
+        self.truncate(0)
 
     def stage(self, k: Tensor, v: Tensor, parents: Sequence[int]) -> tuple[int, ...]:
         """Writes the rows of a pass, k and v [SLOTS, kv_heads, D], past the committed length.

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention import decode_row, prefill_rows
+from ..kernels.attention_control import HEAD_DIMS
+from ..kernels.prefill_attention import prefill_attention
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import SLOTS, depths, each_row
 from ..weights import Norm, Reader
-from .backend import attention_kernels, takes
+from .backend import attention_kernels, prefill_kernels, takes
 from .cache import KVCache
 from .decode import DecodeScratch, attend
 from .rotary import rotate
@@ -59,6 +61,7 @@ class GatedAttention:
         cache = KVCache(config.kv_heads, config.head_dim, capacity=capacity, kind=kind, device=device)
         if attention_kernels(device, kind)[0] and takes(config.heads, config.kv_heads, config.head_dim):
             cache.scratch = scratch or DecodeScratch()
+        cache.prefill_kernel = prefill_kernels(device, kind)[0] and config.head_dim in HEAD_DIMS
         return cache
 
     def prefill(self, x: Tensor, cos: Tensor, sin: Tensor, *, cache: KVCache) -> Tensor:
@@ -70,8 +73,12 @@ class GatedAttention:
         q, gate, k, v = self._heads(*self.qkv(x), cos, sin)
         q, k = cache.for_cache(q, k)
         cache.append(k, v)
-        o = prefill_rows(q.transpose(0, 1).contiguous(), cache.read, start)
-        return self.out(_gated(o.transpose(0, 1), gate), x)[0]
+        if cache.prefill_kernel:
+            q = q.contiguous()
+            o = prefill_attention(q, cache.keys, cache.values, start=start, out=torch.empty_like(q))
+        else:
+            o = prefill_rows(q.transpose(0, 1).contiguous(), cache.read, start).transpose(0, 1)
+        return self.out(_gated(o, gate), x)[0]
 
     def verify(self, x: Tensor, cos: Tensor, sin: Tensor, *, parents: Sequence[int], cache: KVCache) -> Tensor:
         """Up to eight tree rows: x [SLOTS, H], cos and sin [SLOTS, dim / 2] -> x plus the output, [SLOTS, H].

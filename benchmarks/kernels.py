@@ -16,6 +16,7 @@ from ..kernels.packed_linear import PlainRows, launch_config, packed_linear
 from . import deltanet, prefill
 from .attention import bench_attention
 from .linear_sweep import check, random_weight
+from .prefill_attention import bench_prefill_attention
 from .timing import graph_microseconds, provenance, read_ceiling
 
 # group -> (rows of its matrices, columns, prologue, layers of the model that have it); DeltaNet's a and b, which stay
@@ -197,6 +198,8 @@ def run(arguments) -> int:
         summaries += [bench_prompts(shape, bits) for bits in arguments.bits]
     if "attention" in parts:
         summaries.append(bench_attention((shape,)))
+    if "prefill_attention" in parts:
+        summaries.append(bench_prefill_attention(shape))
     if "deltanet" in parts:
         summaries += [deltanet.bench(shape), deltanet.bench_prompt(shape)]
     for summary in summaries:

@@ -34,6 +34,15 @@ class DeltaNetState(ABC):
         check_path(self._parents, path)
         self._pending, self._parents = tuple(path), ()
 
+    def reset(self):
+        """Forgets the sequence, a pending path included. What is left are zeros; kernels find them where they were."""
+        self._pending = self._parents = ()
+        self._clear()
+
+    @abstractmethod
+    def _clear(self):
+        """Zeros in everything that the next prompt or pass reads."""
+
     @abstractmethod
     def flush(self):
         """Replays the pending path, if any: the window and the recurrent state are then the committed ones."""
@@ -80,6 +89,10 @@ class PlainState(DeltaNetState):
         self.recurrent, self.window = recurrent, columns[-self.window.shape[0] :].clone()
         self._pending = ()
 
+    def _clear(self):  # new tensors: the state only ever replaces its own, and a caller may hold one
+        self.window, self.recurrent = torch.zeros_like(self.window), torch.zeros_like(self.recurrent)
+        self._buffers = [None, None]
+
     def replace(self, window: Tensor, recurrent: Tensor):
         assert not self._pending, "prompt tokens were run over a pending path"
         self.window, self.recurrent = window, recurrent
@@ -124,13 +137,6 @@ class KernelState(DeltaNetState):
         """Takes over from launches that the device controlled: the next pass fills `buffer`, `pending` is to replay."""
         self._index, self._pending, self._parents = buffer, tuple(pending), ()
 
-    def reset(self):
-        """Nothing committed, nothing pending."""
-        with torch.inference_mode():
-            self._state.recurrent.zero_()
-            self._state.windows.zero_()
-        self._index, self._pending, self._parents = 0, (), ()
-
     @property
     def buffer(self) -> int:
         """The buffer that the next pass fills."""
@@ -149,6 +155,11 @@ class KernelState(DeltaNetState):
             heads = self._weights.heads
             sizes = heads.channels, heads.value_heads * heads.value_dim, heads.value_heads, heads.value_heads
             self.run([self._state.windows.new_empty(SLOTS, size) for size in sizes], ())
+
+    def _clear(self):
+        # Staged rows need none: only a pending path reads them. The buffer's index stays what a captured pass expects.
+        self._state.recurrent.zero_()
+        self._state.windows.zero_()
 
     def replace(self, window: Tensor, recurrent: Tensor):
         assert not self._pending, "prompt tokens were run over a pending path"

@@ -12,7 +12,7 @@ from ..weights.backend import float_kernels, packed_kernels
 PACKED_OPERATIONS = ("prepare", "packed_linear", "unpack")
 ATTENTION_OPERATIONS = ("attention_append", "decode_attention")
 DELTA_OPERATIONS = ("delta_decode", "delta_prefill")
-OTHERS = ("rms_norm", "prefill_attention", "sampling")
+OTHERS = ("rms_norm",)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ..attention import capacity_class
 from ..kernels.rounds import STOPS
 from ..kernels.sampling import supports
 from ..model.chat import ChatTemplate
-from ..model.state import capacity_class
 from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
 from ..mtp.drafts import NoDrafts

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..model.state import TrunkState
-from ..model.trunk import PREFILL_CHUNK, Trunk
+from ..model.trunk import Trunk
 from ..weights import FastQwenError
 
 
@@ -39,7 +39,7 @@ class Session:
         *,
         on_hidden: Callable[[Tensor, Tensor, Tensor], None] = lambda embeddings, hidden, positions: None,
     ) -> Tensor | None:
-        """Commits prompt tokens in chunks at absolute multiples of PREFILL_CHUNK.
+        """Commits prompt tokens in chunks at absolute multiples of the trunk's.
 
         on_chunk  called with the number of tokens done after every chunk; True ends the prefill there
         on_hidden  told of every chunk's embeddings and final hidden states [T, H] and rotary positions [3, T]
@@ -49,7 +49,7 @@ class Session:
             raise FastQwenError(f"A prompt of {len(ids)} tokens was given where 1 to {self.room} fit.")
         done = 0
         while done < len(ids):
-            chunk = ids[done : done + PREFILL_CHUNK - len(self.tokens) % PREFILL_CHUNK]
+            chunk = ids[done : done + self.trunk.chunk - len(self.tokens) % self.trunk.chunk]
             with self._pass():
                 start = self.state.next_position
                 places = torch.arange(start, start + len(chunk), device=self.trunk.device).expand(3, -1)

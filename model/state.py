@@ -2,16 +2,10 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from ..attention import KVCache
 from ..deltanet import DeltaNetState, KernelState
-
-
-def capacity_class(tokens: int, limit: int) -> int:
-    """Room for `tokens`, in steps that double from 1024, at most `limit`: buffers of a class serve many requests."""
-    room = 1024
-    while room < tokens:
-        room *= 2
-    return max(tokens, min(room, limit))
 
 
 class TrunkState:
@@ -25,21 +19,19 @@ class TrunkState:
         self.length = 0
         self.next_position = 0
 
-    def reset(self):
-        """Forgets the sequence; buffers stay where they are, so that graphs captured over them stay valid."""
-        self.length = self.next_position = 0
-        for layer in self.layers:
-            if isinstance(layer, KVCache):
-                layer.adopt(0, None)
-            else:
-                layer.reset()
-
     def commit(self, path: Sequence[int]):
         """Keeps the staged rows of `path`: slots from the root along parents."""
         for layer in self.layers:
             layer.commit(path)
         self.length += len(path)
         self.next_position += len(path)
+
+    def reset(self):
+        """Forgets the sequence: ready for another of up to `capacity` tokens, in the same memory."""
+        with torch.inference_mode():
+            for layer in self.layers:
+                layer.reset()
+        self.length = self.next_position = 0
 
     def flush(self):
         """Writes what is still pending, so that every layer holds its committed state."""

@@ -18,8 +18,10 @@ from .family import FULL
 from .state import TrunkState
 
 # Prompts are run in chunks that start at absolute multiples of this many tokens, whatever memory is free, so
-# that a reused prefix gives the same bits. A multiple of the delta rule's own chunk.
-PREFILL_CHUNK = 512
+# that a reused prefix gives the same bits. A multiple of the delta rule's own chunk. A GPU wants many rows at once: with
+# 2048 a packed matrix is unpacked a quarter as often, and attention has a block for every multiprocessor.
+CHUNKS = {"cpu": 512}
+GPU_CHUNK = 2048
 
 
 class Trunk:
@@ -27,10 +29,12 @@ class Trunk:
 
     device, dtype   where it computes and in what; linear weights and hidden states have `dtype`
     kv              how keys and values are kept: a key of attention.KINDS
+    chunk           prompts are run in chunks at absolute multiples of this many tokens
     """
 
     def __init__(self, reader: Reader, config: ModelConfig, kv: str):
         self.config, self.device, self.dtype, self.kv = config, reader.device, reader.dtype, kv
+        self.chunk = CHUNKS.get(reader.device.type, GPU_CHUNK)
         self.rotary = Rotary(config.rotary, reader.device)
         self.embedding = reader.linear("embed_tokens")
         self.blocks = [self._block(reader, index, kind) for index, kind in enumerate(config.layer_kinds)]
@@ -64,15 +68,15 @@ class Trunk:
         return self.embedding.weight_rows(torch.tensor(ids, dtype=torch.long, device=self.device), self.dtype)
 
     def prefill(self, embeddings: Tensor, state: TrunkState, positions: Tensor | None = None) -> Tensor:
-        """Commits the next T prompt tokens, which must not cross a multiple of PREFILL_CHUNK.
+        """Commits the next T prompt tokens, which must not cross a multiple of `chunk`.
 
         embeddings  [T, H], of text or of images
         positions   [3, T] rotary positions (time, height, width); default: text, one after another
         Returns the hidden states after the final norm, [T, H].
         """
         tokens = embeddings.shape[0]
-        if state.length // PREFILL_CHUNK != (state.length + tokens - 1) // PREFILL_CHUNK:
-            raise ValueError(f"{tokens} tokens from {state.length} cross a multiple of {PREFILL_CHUNK}")
+        if state.length // self.chunk != (state.length + tokens - 1) // self.chunk:
+            raise ValueError(f"{tokens} tokens from {state.length} cross a multiple of {self.chunk}")
         if positions is None:
             start = state.next_position
             positions = torch.arange(start, start + tokens, device=self.device).expand(3, -1)

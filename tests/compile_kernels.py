@@ -227,7 +227,35 @@ def delta_variants(decode, prefill, target):
         yield delta_source(prefill.gated_norm_kernel, dtype, ("p_z", "p_out"), **norm), {"num_warps": 4}
 
 
+def prefill_variants(kernel, target):
+    """(source, options) of prefill attention over each kind of cache."""
+    launch_config = kernel_module("prefill_attention").launch_config
+    nvidia = target.backend == "cuda"
+    shared, wide = (SHARED[target.arch], target.arch == 90) if nvidia else (1 << 16, False)
+    names = {torch.int8: "i8", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+    for stored, queries, dim, product, int8_queries in (
+        (torch.int8, torch.float16, 256, tl.float16, False),
+        (torch.int8, torch.float16, 128, tl.float16, True),
+        (torch.int8, torch.float32, 256, tl.float16, False),
+        (torch.bfloat16, torch.bfloat16, 256, tl.bfloat16, False),
+        (torch.bfloat16, torch.bfloat16, 128, tl.bfloat16, False),
+        (torch.float32, torch.float32, 256, tl.float32, False),
+    ):
+        config = launch_config(stored, queries, dim, shared, wide)
+        constants = {"HEADS": 24, "GROUP": 6, "D": dim, "M": config.rows, "N": config.slots, "KIND": product}
+        constants |= {"SPLIT_Q": stored == torch.int8 and queries == torch.float32, "INT8_QK": int8_queries}
+        constants |= {"PRECISION": "tf32x3" if nvidia else "ieee", "FAST": nvidia, "INTERPRETED": False}
+        pointers = {"p_q": names[queries], "p_keys": names[stored], "p_values": names[stored], "p_out": "bf16"}
+        pointers |= {"p_key_scales": "fp32", "p_value_scales": "fp32"}
+        types = {name: "*" + kind for name, kind in pointers.items()} | dict.fromkeys(constants, "constexpr")
+        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+        aligned = [(i,) for i, name in enumerate(signature) if name in pointers]
+        source = ASTSource(kernel, signature, constants, {index: [["tt.divisibility", 16]] for index in aligned})
+        yield source, {"num_warps": config.warps, "num_stages": config.stages, "enable_fp_fusion": False}
+
+
 def variants(target):
+    yield from prefill_variants(kernel_module("_prefill_attention_kernels").prefill_attention_kernel, target)
     append = kernel_module("_attention_append_kernel")
     yield from attention_variants(kernel_module("_decode_attention_kernels"), append, target)
     yield from gemm_variants(kernel_module("_int8_gemm_kernels").int8_gemm_kernel, target)

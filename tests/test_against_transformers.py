@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 from fastqwen.model.load import load_model
-from fastqwen.model.trunk import PREFILL_CHUNK
+from fastqwen.model.trunk import CHUNKS
 from fastqwen.mtp.head import MtpHead
 from fastqwen.weights import Checkpoint
 
@@ -52,7 +52,7 @@ def prefill(trunk, state, ids):
     """Logits of every prompt token, on the chunk grid."""
     rows = []
     while ids:
-        size = PREFILL_CHUNK - state.length % PREFILL_CHUNK
+        size = CHUNKS["cpu"] - state.length % CHUNKS["cpu"]
         rows.append(trunk.logits(trunk.prefill(trunk.embed(ids[:size]), state)))
         ids = ids[size:]
     return torch.cat(rows)
@@ -76,7 +76,7 @@ def test_prefill_equals_transformers(pair, length):
 
 def test_prefill_in_chunks_equals_transformers(pair):
     oracle, model = pair
-    ids = random_ids(PREFILL_CHUNK + 70)
+    ids = random_ids(CHUNKS["cpu"] + 70)
     found = prefill(model.trunk, model.trunk.new_state(len(ids)), ids)
     assert relative(found, oracle_logits(oracle, ids)) < BOUND
 

@@ -9,7 +9,6 @@ from fastqwen.engine.report import Meter
 from fastqwen.engine.sampling import Sampler
 from fastqwen.engine.session import Session
 from fastqwen.model.load import load_model
-from fastqwen.model.trunk import PREFILL_CHUNK
 from fastqwen.mtp.drafts import NoDrafts
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
 from fastqwen.weights import Checkpoint, FastQwenError
@@ -146,19 +145,19 @@ def test_callback_that_says_stop_ends_decoding_within_one_step(trunk):
 
 
 def test_callback_that_says_stop_ends_prefill_between_chunks(trunk):
-    session, meter, seen = Session(trunk, 4 * PREFILL_CHUNK), Meter(trunk.device), []
+    session, meter, seen = Session(trunk, 4 * trunk.chunk), Meter(trunk.device), []
 
     def on_step(progress):
         seen.append(progress.done)
         return True
 
     passes = generate(
-        session, [5] * (3 * PREFILL_CHUNK), NoDrafts(), Sampler(GREEDY, 0, 320),
+        session, [5] * (3 * trunk.chunk), NoDrafts(), Sampler(GREEDY, 0, 320),
         stop_ids=(), max_tokens=5, on_step=on_step, meter=meter,
     )  # fmt: skip
     assert list(passes) == []
-    assert seen == [PREFILL_CHUNK] and meter.stop_reason == "interrupted"
-    assert session.valid and len(session.tokens) == PREFILL_CHUNK == session.state.length
+    assert seen == [trunk.chunk] and meter.stop_reason == "interrupted"
+    assert session.valid and len(session.tokens) == trunk.chunk == session.state.length
 
 
 def test_exception_of_a_callback_passes_through_and_leaves_the_session_whole(trunk):
@@ -199,8 +198,8 @@ def test_prompt_that_does_not_fit_is_refused(trunk, count):
 
 def test_prefill_in_two_calls_leaves_the_state_of_one(trunk):
     """A prefix up to a multiple of the chunk, then the tail: bit for bit the uncut prefill."""
-    ids = [(7 * n) % 300 for n in range(PREFILL_CHUNK + 40)]
+    ids = [(7 * n) % 300 for n in range(trunk.chunk + 40)]
     whole, parts = Session(trunk, 1024), Session(trunk, 1024)
     wanted = whole.prefill(ids)
-    parts.prefill(ids[:PREFILL_CHUNK])
-    assert torch.equal(parts.prefill(ids[PREFILL_CHUNK:]), wanted)
+    parts.prefill(ids[:trunk.chunk])
+    assert torch.equal(parts.prefill(ids[trunk.chunk:]), wanted)

@@ -1,0 +1,60 @@
+"""How much a cache is allocated for, and the same memory used for one sequence after another."""
+
+import pytest
+import tiny
+import torch
+from fastqwen.attention import KINDS, KVCache, cache_bytes, capacity_class, tokens_within
+from fastqwen.model.load import load_model
+from fastqwen.weights import Checkpoint
+
+CPU = torch.device("cpu")
+
+
+def test_capacity_classes_are_powers_of_two_up_to_the_limit():
+    found = [capacity_class(tokens, 5000) for tokens in (1, 1024, 1025, 4096, 4097, 5000)]
+    assert found == [1024, 1024, 2048, 4096, 5000, 5000]
+    assert capacity_class(3, 100) == 100
+    with pytest.raises(ValueError, match="5001 tokens are wanted and 5000 fit"):
+        capacity_class(5001, 5000)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_known_before_a_cache_is_made(kind):
+    for capacity in (1, 500, 3000):
+        cache = KVCache(2, 64, capacity=capacity, kind=kind, device=CPU)
+        assert cache.bytes == cache_bytes(2, 64, capacity=capacity, kind=kind)
+
+
+def test_the_most_tokens_within_a_number_of_bytes():
+    def bytes_for(capacity):
+        return 8 * cache_bytes(4, 256, capacity=capacity, kind="int8")
+
+    most = tokens_within(100_000_000, bytes_for, 262144)
+    assert bytes_for(most) <= 100_000_000 < bytes_for(most + 1)
+    assert tokens_within(10, bytes_for, 262144) == 0
+    assert tokens_within(1 << 50, bytes_for, 262144) == 262144
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp32"])
+def test_a_state_that_was_reset_gives_the_bits_of_a_new_one_from_the_same_memory(kv, tmp_path):
+    trunk = load_model(Checkpoint.open(tiny.save_folder(tiny.oracle("gqa4"), tmp_path)), CPU, torch.float32, kv=kv)
+    trunk = trunk.trunk
+    with torch.inference_mode():
+
+        def run(state, seed):
+            ids = torch.randint(0, 320, (30,), generator=torch.Generator().manual_seed(seed)).tolist()
+            hidden = trunk.prefill(trunk.embed(ids), state)
+            logits = [trunk.verify([7, 8], (-1, 0), state)[1].clone()]
+            state.commit([0, 1])
+            logits.append(trunk.verify([9], (-1,), state)[1])
+            state.commit([0])  # left pending
+            return torch.cat([hidden.flatten(), *(x.flatten() for x in logits)])
+
+        wanted = run(trunk.new_state(64), 2)
+        used = trunk.new_state(64)
+        run(used, 1)
+        places = [layer.keys.numbers.data_ptr() for layer in used.layers if isinstance(layer, KVCache)]
+        used.reset()
+        assert used.length == used.next_position == 0
+        assert torch.equal(run(used, 2), wanted)
+        assert [x.keys.numbers.data_ptr() for x in used.layers if isinstance(x, KVCache)] == places
