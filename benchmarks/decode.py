@@ -1,4 +1,4 @@
-"""`fastqwen bench decode`: whole rounds of drafting and verifying on a GPU, over random weights of real sizes.
+"""`fastqwen bench decode`: rounds of drafting and verifying on a GPU, over random weights of real sizes.
 
 Rounds run as in a reply, through the engine's own passes and captured graphs. Random drafts are never right, so tokens a
 pass come from a profile of published acceptance (benchmarks/profiles.py) and the time of a round from this run: a round
@@ -37,7 +37,7 @@ def bench(
     torch.cuda.empty_cache()
     trunk, mtp, sizes = random_model(shape, device, bits=bits, head=head, kv=kv)
     print(
-        f"{torch.cuda.get_device_name(device)}, read ceiling {ceiling:.0f} GB/s; {shape}, W{bits}A8, output head {head}, "
+        f"{torch.cuda.get_device_name(device)}, read ceiling {ceiling:.0f} GB/s; {shape}, W{bits}A8, head {head}, "
         f"{kv} keys and values, {context} tokens before",
         flush=True,
     )

@@ -44,8 +44,8 @@ def model_config(shape: str) -> ModelConfig:
 
 
 class RandomReader:
-    """What a weights.Reader gives, random: linear layers of `bits` bits, the output head as HEADS names it, DeltaNet's b
-    and a and the embedding table plain. `bytes` counts the weights that a pass reads; the table is not among them."""
+    """What a weights.Reader gives, random: linear layers of `bits` bits, the output head as HEADS names it, DeltaNet's
+    b and a and the embedding table plain. `bytes` counts the weights that a pass reads; the table is not among them."""
 
     def __init__(self, config: ModelConfig, device: torch.device, *, bits: int, head: str):
         self.device, self.dtype = device, torch.bfloat16
@@ -92,8 +92,8 @@ class RandomReader:
 
 
 def random_model(shape: str, device: torch.device, *, bits: int, head: str, kv: str) -> tuple[Trunk, MtpHead, dict]:
-    """(trunk, MTP head, bytes): bytes of weights that a verify pass reads, "trunk", and that a draft level adds, "draft"
-    (the head's own layer; the output head is read again with every level: "output")."""
+    """(trunk, MTP head, bytes): bytes of weights that a verify pass reads, "trunk", and that a draft level adds,
+    "draft" (the head's own layer; the output head is read again with every level: "output")."""
     config = model_config(shape)
     torch.manual_seed(0)
     reader = RandomReader(config, device, bits=bits, head=head)

@@ -361,6 +361,6 @@ class _HostEvent:
 
 def _no_token() -> FastQwenError:
     return FastQwenError(
-        "The model's highest logit is no finite number, so no token can be drawn: the weights are damaged or overflow in "
-        "this precision, or the temperature is too small; check the file, or load it with another dtype."
+        "The model's highest logit is no finite number, so no token can be drawn: the weights are damaged or overflow "
+        "in this precision, or the temperature is too small; check the file, or load it with another dtype."
     )

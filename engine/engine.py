@@ -20,6 +20,7 @@ from ..mtp.planner import Fixed, Planner
 from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
 from .device import DeviceModel, DevicePasses
+from .device_check import round_kernels
 from .loop import run
 from .passes import HostPasses, Passes
 from .report import STOP_TEXT, Meter, Progress, Report
@@ -125,8 +126,8 @@ class Engine:
         return self.reply(prompt, **options).result()
 
     def free(self):
-        """Gives back what replies share on a GPU: keys and values, states, workspaces and captured graphs. The next reply
-        makes them again."""
+        """Gives back what replies share on a GPU: keys and values, states, workspaces and captured graphs. The next
+        reply makes them again."""
         self._device_model = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -147,6 +148,7 @@ class Engine:
 
     def _model_for(self, capacity) -> DeviceModel | None:
         """What a GPU's replies share, for at least `capacity` tokens; None where some operation has no kernel."""
+        self._on_device = self._on_device and round_kernels(self.device)[0]
         if self._on_device and (self._device_model is None or self._device_model.capacity < capacity):
             self._device_model = None  # first given back, then made larger
             room = capacity_class(capacity, self.config.max_positions)

@@ -187,8 +187,8 @@ def accept_kernel(
     stopped = count
     error = count
     going = steps
-    for i in tl.static_range(8):
-        # Here `current` is on the path, as its i-th slot, and what it drew is looked at; not once the walk is over.
+    for _ in tl.static_range(8):
+        # Here `current` is on the path, as its last slot, and what it drew is looked at; not once the walk is over.
         token = _at(drawn, current)
         wrong = tl.where(_at(errors, current) != 0, going, 0)
         error = tl.maximum(error, wrong)

@@ -18,8 +18,8 @@ from .family import FULL
 from .state import TrunkState
 
 # Prompts are run in chunks that start at absolute multiples of this many tokens, whatever memory is free, so
-# that a reused prefix gives the same bits. A multiple of the delta rule's own chunk. A GPU wants many rows at once: with
-# 2048 a packed matrix is unpacked a quarter as often, and attention has a block for every multiprocessor.
+# that a reused prefix gives the same bits. A multiple of the delta rule's own chunk. A GPU wants many rows at once:
+# with 2048 a packed matrix is unpacked a quarter as often, and attention has a block for every multiprocessor.
 CHUNKS = {"cpu": 512}
 GPU_CHUNK = 2048
 

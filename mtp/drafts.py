@@ -15,8 +15,8 @@ class Outcome:
     """A verify pass, as a drafter is told of it.
 
     tree, accepted  what was drafted and what became text
-    hidden          the trunk's final hidden states [len(accepted.path), H] of the committed rows; None where they stay on
-                    the device
+    hidden          the trunk's final hidden states [len(accepted.path), H] of the committed rows; None where they
+                    stay on the device
     cut             the walk was ended by a stop token, the length or the capacity: its last level says nothing
     draft_seconds, verify_seconds  wall time, or the GPU's own
     """

@@ -60,8 +60,8 @@ class MtpHead:
         self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, *, control: Tensor, cache: KVCache
     ) -> Tensor:
         """The same for up to eight rows whose number and place in the cache are read from `control`
-        (kernels/attention_control.py) on the device: embeddings and hidden [SLOTS, H], cos and sin [SLOTS, dim / 2], for
-        a cache that has a scratch -> [SLOTS, H]. The cache's own length is neither read nor changed."""
+        (kernels/attention_control.py) on the device: embeddings and hidden [SLOTS, H], cos and sin [SLOTS, dim / 2],
+        for a cache that has a scratch -> [SLOTS, H]. The cache's own length is neither read nor changed."""
         mixer, dependent = self.block.mixer, dependent_launch(hidden.device)
         parts = (embeddings, self.embedding_norm), (hidden, self.hidden_norm)
         x = self.fc.verify(rms_norm_rows(parts, self.rms_eps, dependent=dependent), SLOTS)[0]

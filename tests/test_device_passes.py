@@ -20,7 +20,7 @@ EVERYTHING = SamplingSettings(
     temperature=1.0, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3
 )
 PROMPT = list(range(40, 52)) if ON_GPU else [40, 41, 42]
-TOKENS = 60 if ON_GPU else 6
+TOKENS = 60 if ON_GPU else 4
 SHAPES = [OFF, Tree.chain(1), Tree.chain(5), Tree((7,)), Tree((3, 2, 1, 1)), Tree((1, 1, 5))]
 
 
@@ -106,8 +106,16 @@ def states(session):
     return found
 
 
-@pytest.mark.parametrize("settings", [GREEDY, EVERYTHING], ids=["greedy", "everything_on"])
-@pytest.mark.parametrize("trees", [*([tree] for tree in SHAPES), SHAPES], ids=lambda trees: str(len(trees)))
+# Under the interpreter a pass takes seconds: there one reply is run, with another tree every pass.
+TREES = [
+    *(pytest.param([tree], marks=pytest.mark.gpu, id="-".join(map(str, tree.widths)) or "off") for tree in SHAPES),
+    pytest.param(SHAPES[2:], id="turns"),
+]
+SAMPLING = [pytest.param(GREEDY, marks=pytest.mark.gpu, id="greedy"), pytest.param(EVERYTHING, id="everything_on")]
+
+
+@pytest.mark.parametrize("settings", SAMPLING)
+@pytest.mark.parametrize("trees", TREES)
 def test_any_trees_give_the_text_and_the_state_of_plain_decoding(engine, wanted, trees, settings):
     text, plain = wanted(settings)
     found, session, _ = on_device(engine, trees, settings)
@@ -118,6 +126,7 @@ def test_any_trees_give_the_text_and_the_state_of_plain_decoding(engine, wanted,
             assert torch.equal(ours, theirs)
 
 
+@pytest.mark.gpu
 def test_drafts_are_accepted_and_counted(engine):
     """A tiny random head is seldom right, so accepted drafts are looked for over all shapes."""
     counted = 0
@@ -130,16 +139,19 @@ def test_drafts_are_accepted_and_counted(engine):
     assert counted or not ON_GPU
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_max_tokens_holds(engine, wanted, limit):
     assert on_device(engine, [Tree((1, 1, 5))], GREEDY, tokens=limit)[0] == wanted(GREEDY)[0][:limit]
 
 
+@pytest.mark.gpu
 def test_capacity_reached_ends_the_text_there(engine, wanted):
     text, session, _ = on_device(engine, [Tree((1,) * 7)], GREEDY, capacity=len(PROMPT) + 5)
     assert text == wanted(GREEDY)[0][: len(text)] and len(session.tokens) == len(PROMPT) + 5
 
 
+@pytest.mark.gpu
 def test_a_stop_token_ends_the_text_before_it(engine, wanted):
     text = wanted(GREEDY)[0]
     stop = text[6]
@@ -150,18 +162,21 @@ def test_a_stop_token_ends_the_text_before_it(engine, wanted):
         assert session.tokens == [*PROMPT, *text[:end]]
 
 
+@pytest.mark.gpu
 def test_rows_that_waited_while_nothing_was_drafted_are_made_first(engine, wanted):
     """Ten plain passes between drafts: more rows than one of the head's passes takes."""
     trees = [*[OFF] * 10, Tree((2, 2))]
     assert on_device(engine, trees, GREEDY)[0] == wanted(GREEDY)[0]
 
 
+@pytest.mark.gpu
 def test_a_second_reply_finds_nothing_of_the_first(engine, wanted):
     other = [9, 8, 7]
     on_device(engine, [Tree((2, 2))], EVERYTHING, prompt=other, tokens=6)
     assert on_device(engine, [OFF], EVERYTHING)[0] == wanted(EVERYTHING)[0]
 
 
+@pytest.mark.gpu
 def test_an_unfinished_reply_cannot_go_on_after_another(engine):
     from fastqwen.weights import FastQwenError
 

@@ -201,5 +201,5 @@ def test_prefill_in_two_calls_leaves_the_state_of_one(trunk):
     ids = [(7 * n) % 300 for n in range(trunk.chunk + 40)]
     whole, parts = Session(trunk, 1024), Session(trunk, 1024)
     wanted = whole.prefill(ids)
-    parts.prefill(ids[:trunk.chunk])
-    assert torch.equal(parts.prefill(ids[trunk.chunk:]), wanted)
+    parts.prefill(ids[: trunk.chunk])
+    assert torch.equal(parts.prefill(ids[trunk.chunk :]), wanted)
