@@ -16,7 +16,7 @@ from ..kernels.prefill_attention import prefill_attention
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import SLOTS, depths, each_row
 from ..weights import Norm, Reader
-from .backend import attention_kernels, prefill_kernels, takes
+from .backend import attention_kernels, prefill_kernels, rounds_queries, takes
 from .cache import KVCache
 from .decode import DecodeScratch, attend
 from .rotary import rotate
@@ -74,8 +74,10 @@ class GatedAttention:
         q, k = cache.for_cache(q, k)
         cache.append(k, v)
         if cache.prefill_kernel:
-            q = q.contiguous()
-            o = prefill_attention(q, cache.keys, cache.values, start=start, out=torch.empty_like(q))
+            q, int8 = q.contiguous(), rounds_queries(cache.keys.numbers.dtype, q.dtype)
+            o = prefill_attention(
+                q, cache.keys, cache.values, start=start, out=torch.empty_like(q), int8_queries=int8
+            )  # fmt: skip
         else:
             o = prefill_rows(q.transpose(0, 1).contiguous(), cache.read, start).transpose(0, 1)
         return self.out(_gated(o, gate), x)[0]

@@ -1,7 +1,7 @@
 """`fastqwen bench decode`: rounds of drafting and verifying on a GPU, over random weights of real sizes.
 
-Rounds run as in a reply, through the engine's own passes and captured graphs. Random drafts are never right, so tokens a
-pass come from a profile of published acceptance (benchmarks/profiles.py) and the time of a round from this run: a round
+Rounds run as in a reply, through the engine's own passes and captured graphs. Random drafts are never right, so tokens
+a pass come from a profile of published acceptance (benchmarks/profiles.py), the time of a round from this run: a round
 takes the same time whatever was accepted. A speed is also given in units of (read ceiling / bytes that a verify pass
 reads), which says how good it is on any GPU.
 """

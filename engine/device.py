@@ -141,9 +141,9 @@ class DeviceModel:
         logits = self.trunk.head.verify(self.head.for_logits(self._row), SLOTS)[0][:1]
         sampling.draw(
             logits, self.settings, self.round.head_seen, self._workspace, vocab=self.vocab, tokens=rows.drawn,
-            errors=rows.errors, candidates=rows.candidates, dependent=self._dependent,
+            errors=rows.errors, candidates=self.round.lists,
+            level=self.round.state[rounds.LEVEL : rounds.LEVEL + 1], dependent=self._dependent,
         )  # fmt: skip
-        rounds.end_level(self.round, dependent=self._dependent)
 
     def _capture(self):
         """Every part runs once as it is, over a state that is done and so changes nothing, and is then captured."""

@@ -84,15 +84,6 @@ def begin_head_kernel(
     tl.store(p_state + LEVEL, 1)
 
 
-@triton.jit
-def end_level_kernel(p_state, p_candidates, p_lists, DEPENDENT: tl.constexpr):
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    slot = tl.arange(0, 8)
-    tl.store(p_lists + (tl.load(p_state + LEVEL) - 1) * 8 + slot, tl.load(p_candidates + slot))
-
-
 @triton.jit(do_not_specialize=["half"])
 def next_level_kernel(
     p_state, p_lists, p_tokens, p_inverse, p_cos, p_sin, p_attention, p_last, p_chosen, p_above, p_depth, half,

@@ -155,11 +155,13 @@ def _candidates(p_candidates, ordered, first, count, seed, index, wide, greedy, 
     score = _value((ordered >> 32).to(tl.int32))
     noisy = score + tl.where(greedy + place * 0 != 0, 0.0, _gumbel(seed, index, id))
     m_live = (place < count) & (place < wide)
-    best = tl.where(m_live & (id != first), _ordered(_key(noisy), id), -(2**63))
-    best = tl.sort(tl.where(id == first, 2**63 - 1 - id.to(tl.int64), best), descending=True)
-    id = 0x7FFFFFFF - (best & 0xFFFFFFFF).to(tl.int32)
-    id = tl.where(place == 0, first, id)
-    tl.store(p_candidates + place, id.to(tl.int64), mask=(place < 8) & (best != -(2**63)))
+    left = tl.where(m_live & (id != first), _ordered(_key(noisy), id), -(2**63))
+    tl.store(p_candidates, first.to(tl.int64))
+    for i in tl.static_range(1, 8):
+        best = tl.max(left, 0)
+        if best != -(2**63):
+            tl.store(p_candidates + i, 0x7FFFFFFF - (best & 0xFFFFFFFF))
+        left = tl.where(left == best, -(2**63), left)
 
 
 @triton.jit
@@ -210,7 +212,8 @@ def _finish(
 @triton.jit(do_not_specialize=["width", "vocab"])
 def draw_kernel(
     p_logits, p_marks, p_tokens, p_above, p_whole, p_real, width, vocab, p_depth, p_reply, p_count, p_listed, p_drawn,
-    p_errors, p_candidates, LISTED: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr,
+    p_errors, p_candidates, p_level,
+    LISTED: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program: a row. Short lists, the usual ones, are sorted as such."""
     if DEPENDENT:
@@ -230,14 +233,15 @@ def draw_kernel(
     index = tl.load(p_reply) + tl.load(p_depth + row)
     top_k = tl.load(p_whole + TOP_K).to(tl.int32)
     greedy = tl.load(p_whole + GREEDY).to(tl.int32)
-    p_listed_row = p_listed
+    if WIDE:
+        p_candidates += (tl.load(p_level) - 1) * 8
     if count <= 128:
         _finish(
-            p_listed_row, p_real, p_drawn + row, p_errors + row, p_candidates + row * 8, count, seed, index, top_k,
-            wanted, greedy, 128, LISTED, WIDE,
+            p_listed, p_real, p_drawn + row, p_errors + row, p_candidates, count, seed, index, top_k, wanted, greedy,
+            128, LISTED, WIDE,
         )  # fmt: skip
     else:
         _finish(
-            p_listed_row, p_real, p_drawn + row, p_errors + row, p_candidates + row * 8, count, seed, index, top_k,
-            wanted, greedy, LISTED, LISTED, WIDE,
+            p_listed, p_real, p_drawn + row, p_errors + row, p_candidates, count, seed, index, top_k, wanted, greedy,
+            LISTED, LISTED, WIDE,
         )  # fmt: skip

@@ -16,7 +16,7 @@ fp16; the sum below takes it divided by u again, in float32. Scales below 2^-60 
 queries multiply in bf16, the rest as three products of tf32. With S = sum |q_j k_j| D^-1/2 log2 e of the largest key
 and L = the largest |t'|, the output is off by at most
 
-    (w + 2^-23 (D + 16) S + 2^-23 (n + 16 + 4 L)) sum p |v| / sum p,   w = 2^-11 int8, 2^-9 bf16, 2^-18 else,
+    (w + 2^-23 (D + 16) S + 2^-23 (n + 16 + 4 L)) sum p |v| / sum p,   w = 2^-11 int8, 2^-8 bf16, 2^-18 else,
 
 for n slots: a term for a weight's rounding, one for its score, one for the sums and exponents. With int8, weights that
 are subnormal in fp16 (2^-14 of the largest and less) add n 2^-25 127 of the largest product of a weight and a scale.

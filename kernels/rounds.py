@@ -102,7 +102,7 @@ class Round:
 class HeadRows:
     """The head's rows of a pass: gather int64 [8] into the ring, tokens int64 [8], cos and sin float32
     [8, half], attention int32 [24], last int64 [1] (the row whose output proposes), and for its draws chosen int64 [8],
-    above and depth int32 [8], drawn int64 [1], errors int32 [1], candidates int64 [1, 8]."""
+    above and depth int32 [8], drawn int64 [1], errors int32 [1]."""
 
     gather: Tensor
     tokens: Tensor
@@ -115,7 +115,6 @@ class HeadRows:
     depth: Tensor
     drawn: Tensor
     errors: Tensor
-    candidates: Tensor
 
 
 def allocate(vocab: int, hidden: int, dtype: torch.dtype, inverse: Tensor) -> Round:
@@ -133,7 +132,7 @@ def allocate(vocab: int, hidden: int, dtype: torch.dtype, inverse: Tensor) -> Ro
     head = HeadRows(
         longs(SLOTS), longs(SLOTS), zeros(SLOTS, half, dtype=torch.float32), zeros(SLOTS, half, dtype=torch.float32),
         attention_control.new_control(device), longs(1), longs(SLOTS),
-        zeros(SLOTS), zeros(SLOTS), longs(1), zeros(1), longs(1, SLOTS),
+        zeros(SLOTS), zeros(SLOTS), longs(1), zeros(1),
     )  # fmt: skip
     reply = state[REPLY : REPLY + 1]
     seen = Seen(marks, tokens, shape[ABOVE : ABOVE + SLOTS], shape[DEPTH : DEPTH + SLOTS], reply)
@@ -209,13 +208,6 @@ def begin_head(round: Round, *, keep: int = 0, dependent: bool = False):
         head.attention, head.last, head.above, head.depth, **_angles(round), KEEP=keep, RING=RING,
         **_options(dependent),
     )  # fmt: skip
-
-
-def end_level(round: Round, *, dependent: bool = False):
-    """Keeps head.candidates as the list of the level that the head's last row proposed for."""
-    from . import _rounds_kernels as _kernels
-
-    _kernels.end_level_kernel[(1,)](round.state, round.head.candidates, round.lists, **_options(dependent))
 
 
 def next_level(round: Round, *, dependent: bool = False):

@@ -31,7 +31,7 @@ LISTED = 1024  # entries that a list holds
 MAX_TOP_K = 256  # half of MAXIMA: a bound by maxima needs more stretches than entries
 SEED, TOP_K, WIDE, GREEDY = 0, 1, 2, 3  # whole numbers
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE = 0, 1, 2, 3, 4  # real ones
-_BLOCK = 4096  # entries of one block, fewer where the vocabulary is smaller
+_BLOCK = 2048  # entries of one block, fewer where the vocabulary is smaller
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ def draw(
     tokens: Tensor,
     errors: Tensor,
     candidates: Tensor | None = None,
+    level: Tensor | None = None,
     dependent: bool = False,
 ) -> Tensor:
     """One token a row, four launches; returns `tokens`.
@@ -141,16 +142,17 @@ def draw(
     logits      bf16, fp16 or fp32 [R, V] contiguous, R <= 8, V >= vocab
     tokens      int64 [R]: what is drawn
     errors      int32 [R]: 1 where nothing can be drawn
-    candidates  int64 [R, 8], or None. Where given, the first is the row's token and the others are the next best, as a
-                draft head's list: by score when greedy, else by score + noise among the `wide` most likely, without
-                top-p and min-p. They are distinct ids below vocab.
+    candidates  int64 [L, 8], or None: lists of draft levels, of which row 0 of the logits fills the one of `level`. The
+                first is the row's token and the others are the next best: by score when greedy, else by score + noise
+                among the `wide` most likely, without top-p and min-p. They are distinct ids below vocab.
+    level       int32 [1] or a view: the draft's level, from 1
     dependent   launched as programmatic dependents of the kernel before (NVIDIA, from compute capability 9.0)
     Raises ValueError where a shape or dtype does not fit.
     """
     from . import _sampling_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
     rows, width = logits.shape
-    _check(logits, seen, workspace, vocab, tokens, errors, candidates)
+    _check(logits, seen, workspace, vocab, tokens, errors, candidates, level)
     shared = (logits, seen.marks, seen.tokens, seen.above, settings.whole, settings.real, width, vocab)
     maxima = workspace.maxima.shape[1]
     block = max(min(_BLOCK, 1 << (vocab - 1).bit_length()), 128)
@@ -171,12 +173,13 @@ def draw(
     )  # fmt: skip
     _kernels.draw_kernel[(rows,)](
         *shared, seen.depth, seen.reply, workspace.count, workspace.listed, tokens, errors,
-        candidates if wide else tokens, LISTED=LISTED, BLOCK=block, WIDE=wide, num_warps=4, **options,
+        candidates if wide else tokens, level if wide else seen.reply,
+        LISTED=LISTED, BLOCK=block, WIDE=wide, num_warps=4, **options,
     )  # fmt: skip
     return tokens
 
 
-def _check(logits, seen, workspace, vocab, tokens, errors, candidates):
+def _check(logits, seen, workspace, vocab, tokens, errors, candidates, level):
     rows, width = logits.shape
     wanted = {
         "marks": (seen.marks, torch.uint8, None),
@@ -187,7 +190,9 @@ def _check(logits, seen, workspace, vocab, tokens, errors, candidates):
         "errors": (errors, torch.int32, (rows,)),
     }
     if candidates is not None:
-        wanted["candidates"] = (candidates, torch.int64, (rows, SLOTS))
+        wanted["candidates"] = (candidates, torch.int64, (candidates.shape[0], SLOTS))
+        if rows != 1 or level is None:
+            raise ValueError("candidates are one row's, and of a level: pass logits [1, V] and `level`")
     for name, (tensor, dtype, shape) in wanted.items():
         if tensor.dtype != dtype or (shape is not None and tuple(tensor.shape) != shape) or not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous {dtype} {shape}, got {tensor.dtype} {list(tensor.shape)}")

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
+from round_sources import round_variants
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -234,8 +235,8 @@ def prefill_variants(kernel, target):
     shared, wide = (SHARED[target.arch], target.arch == 90) if nvidia else (1 << 16, False)
     names = {torch.int8: "i8", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
     for stored, queries, dim, product, int8_queries in (
-        (torch.int8, torch.float16, 256, tl.float16, False),
-        (torch.int8, torch.float16, 128, tl.float16, True),
+        (torch.int8, torch.float16, 256, tl.float16, True),
+        (torch.int8, torch.float16, 128, tl.float16, False),
         (torch.int8, torch.float32, 256, tl.float16, False),
         (torch.bfloat16, torch.bfloat16, 256, tl.bfloat16, False),
         (torch.bfloat16, torch.bfloat16, 128, tl.bfloat16, False),
@@ -264,6 +265,7 @@ def variants(target):
     yield from float_variants(kernel_module("_float_linear_kernels").float_linear_kernel, target)
     decode, prefill = kernel_module("_delta_decode_kernels"), kernel_module("_delta_prefill_kernels")
     yield from delta_variants(decode.delta_decode_kernel, prefill, target)
+    yield from round_variants(kernel_module, target)
 
 
 def chosen(name, target):

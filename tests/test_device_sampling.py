@@ -44,13 +44,15 @@ def drawn(logits, settings, seed, vocab, *, reply=(), tokens=(0,) * 8, above=(0,
     )
     found = torch.full((rows,), -7, device=DEVICE)
     errors = torch.full((rows,), -7, dtype=torch.int32, device=DEVICE)
-    candidates = torch.full((rows, 8), -7, device=DEVICE) if lists else None
     workspace = sampling.allocate(vocab, DEVICE)
-    sampling.draw(
-        logits, written(settings, seed), seen, workspace, vocab=vocab, tokens=found, errors=errors,
-        candidates=candidates,
-    )  # fmt: skip
-    return found.tolist(), errors.tolist(), None if candidates is None else candidates.tolist()
+    options = {"vocab": vocab, "tokens": found, "errors": errors}
+    if not lists:
+        sampling.draw(logits, written(settings, seed), seen, workspace, **options)
+        return found.tolist(), errors.tolist(), None
+    candidates, level = torch.full((3, 8), -7, device=DEVICE), torch.tensor([2], dtype=torch.int32, device=DEVICE)
+    sampling.draw(logits, written(settings, seed), seen, workspace, **options, candidates=candidates, level=level)
+    assert bool((candidates[[0, 2]] == -7).all())
+    return found.tolist(), errors.tolist(), candidates[1].tolist()
 
 
 def random_logits(rows, width, seed, spread=4.0):
@@ -82,7 +84,7 @@ def test_candidates_of_a_draft_are_the_references(settings):
     wanted = Sampler(settings, 5, 4000).candidates(
         logits[0].to(DEVICE), torch.tensor([1, 2, 9], device=DEVICE), 2, 8 if settings.top_k < 256 else 1
     )
-    assert lists[0][: len(wanted)] == wanted and found[0] == lists[0][0] and len(set(lists[0])) == 8
+    assert lists[: len(wanted)] == wanted and found[0] == lists[0] and len(set(lists)) == 8
 
 
 @pytest.mark.parametrize("settings", [SETTINGS[0], SETTINGS[3]], ids=["greedy", "sampled"])
@@ -100,20 +102,23 @@ def test_ties_and_infinities_follow_the_rules_for_any_number_of_them(settings, c
         logits[:, 17] = -5.0
     elif case == "negative_zero":
         logits[:, ::2] = -0.0
-    found, errors, lists = drawn(logits, settings, 11, 4096, depth=[0, 1] + [0] * 6, lists=True)
+    found, errors, _ = drawn(logits, settings, 11, 4096, depth=[0, 1] + [0] * 6)
     sampler = Sampler(settings, 11, 4096)
     empty = torch.zeros(0, dtype=torch.long, device=DEVICE)
     assert found == [sampler.draw(logits[row].to(DEVICE), empty, row) for row in range(2)] and errors == [0, 0]
-    assert all(len(set(row)) == 8 and all(0 <= token < 4096 for token in row) for row in lists) or "finite" in case
+    lists = drawn(logits[:1], settings, 11, 4096, lists=True)[2]
+    assert lists[0] == found[0] and all(0 <= token < 4096 for token in lists)
+    assert len(set(lists)) == 8 or "finite" in case
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
 def test_a_row_without_a_finite_peak_is_an_error_and_harms_no_other(value):
     logits = random_logits(3, 1024, seed=1)
     logits[1, 700] = value
-    found, errors, lists = drawn(logits, SETTINGS[1], 3, 1024, lists=True)
+    found, errors, _ = drawn(logits, SETTINGS[1], 3, 1024)
     alone = drawn(logits[[0, 2]], SETTINGS[1], 3, 1024)[0]
-    assert errors == [0, 1, 0] and [found[0], found[2]] == alone and lists[1] == list(range(8))
+    assert errors == [0, 1, 0] and [found[0], found[2]] == alone
+    assert drawn(logits[1:2], SETTINGS[1], 3, 1024, lists=True)[1:] == ([1], list(range(8)))
     logits[:] = float("-inf")
     assert drawn(logits, SETTINGS[1], 3, 1024)[1] == [1, 1, 1]
 

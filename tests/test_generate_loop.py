@@ -199,7 +199,7 @@ def test_prompt_that_does_not_fit_is_refused(trunk, count):
 def test_prefill_in_two_calls_leaves_the_state_of_one(trunk):
     """A prefix up to a multiple of the chunk, then the tail: bit for bit the uncut prefill."""
     ids = [(7 * n) % 300 for n in range(trunk.chunk + 40)]
-    whole, parts = Session(trunk, 1024), Session(trunk, 1024)
+    whole, parts = Session(trunk, 4096), Session(trunk, 4096)
     wanted = whole.prefill(ids)
     parts.prefill(ids[: trunk.chunk])
     assert torch.equal(parts.prefill(ids[trunk.chunk :]), wanted)

@@ -63,7 +63,7 @@ class Case:
             largest = size + scales.log2().abs().amax()
             subnormal = (weights * scales[:, None]).amax(-1, keepdim=True) * self.tokens * 2**-25 * 127
         half = self.kind == "bf16" and self.q.dtype == torch.bfloat16
-        share = 2**-11 if self.kind == "int8" else 2**-9 if half else 2**-18
+        share = 2**-11 if self.kind == "int8" else 2**-8 if half else 2**-18
         share += 2**-23 * ((self.dim + 16) * size + self.tokens + 16 + 4 * largest)
         bound = share * (weights @ values.abs()) + subnormal
         return (weights @ values).transpose(0, 1), bound.transpose(0, 1)
