@@ -1,6 +1,6 @@
 """Times the DeltaNet kernels on a GPU, correctness first.
 
-python -m fastqwen.benchmarks.deltanet [--shape 9b 27b]
+python -m fastqwen.benchmarks.deltanet [--shape 9b 27b] [--split 2x2 1x4]
 
 The decode step of kernels/delta_decode.py: convolution, gates, norms, rule and gated norm of one layer, as a pass runs
 them. First every row of a tree and the state that each of its paths leaves are compared bit for bit with one token at a
@@ -20,7 +20,16 @@ import triton.language as tl
 
 from ..kernels import delta_prefill, delta_rule
 from ..kernels._dependent_launch import gdc_launch_dependents, gdc_wait
-from ..kernels.delta_decode import Heads, Weights, allocate, allocate_steps, control_words, delta_decode, reference
+from ..kernels.delta_decode import (
+    Heads,
+    Weights,
+    allocate,
+    allocate_steps,
+    control_words,
+    delta_decode,
+    reference,
+    split_for,
+)
 from ..kernels.rows import ancestors
 from .timing import graph_microseconds, provenance, read_ceiling
 
@@ -65,12 +74,10 @@ def make_inputs(heads: Heads, dtype, device) -> list[torch.Tensor]:
 class Runner:
     """A state with its weights, and passes over it."""
 
-    def __init__(self, weights, dtype, device, dependent):
-        self.weights, self.dependent, self.device = weights, dependent, device
-        self.state, self.steps = (
-            allocate(weights.heads, dtype=dtype, device=device),
-            allocate_steps(weights.heads, device),
-        )
+    def __init__(self, weights, dtype, device, dependent, split=None):
+        self.weights, self.dependent, self.device, self.split = weights, dependent, device, split
+        self.state = allocate(weights.heads, dtype=dtype, device=device)
+        self.steps = allocate_steps(weights.heads, device, split)
         self.buffer = 0
 
     def __call__(self, inputs, parents, pending, function=delta_decode):
@@ -81,14 +88,15 @@ class Runner:
             return reference(inputs, self.weights, self.state, control)
         out = torch.full_like(inputs[1], float("nan"), memory_format=torch.contiguous_format)
         return delta_decode(
-            inputs, self.weights, self.state, control=control, steps=self.steps, out=out, dependent=self.dependent
+            inputs, self.weights, self.state, control=control, steps=self.steps, out=out, dependent=self.dependent,
+            split=self.split,
         )  # fmt: skip
 
 
-def check(heads: Heads, device, dependent: bool):
+def check(heads: Heads, device, dependent: bool, split=None):
     """Raises AssertionError where the kernel is not the reference, or a row or state not that of plain decoding."""
     weights = make_weights(heads, device)
-    ours, theirs = (Runner(weights, torch.float32, device, dependent) for _ in range(2))
+    ours, theirs = (Runner(weights, torch.float32, device, dependent, split) for _ in range(2))
     pending = ()
     for parents, slot in ((CHAIN, 4), (TREE, 7), ((-1,), 0)):
         inputs = make_inputs(heads, torch.float32, device)
@@ -101,7 +109,7 @@ def check(heads: Heads, device, dependent: bool):
     inputs = make_inputs(heads, torch.bfloat16, device)
     for parents in (CHAIN, TREE):
         for slot in range(8):
-            tree, plain = (Runner(weights, torch.bfloat16, device, dependent) for _ in range(2))
+            tree, plain = (Runner(weights, torch.bfloat16, device, dependent, split) for _ in range(2))
             out, path, pending = tree(inputs, parents, ()), ancestors(parents, slot), ()
             for at in path:
                 row = [part[[at] * 8] for part in inputs]
@@ -114,21 +122,23 @@ def check(heads: Heads, device, dependent: bool):
             assert torch.equal(window, plain.state.windows[1 - plain.buffer]), f"window after {path} of {parents}"
 
 
-def bench(shape: str) -> dict:
+def bench(shape: str, splits) -> dict:
     """Prints a row a case; returns the summary that is printed last as JSON."""
     device, heads = torch.device("cuda"), SHAPES[shape]
     torch.manual_seed(SEED)
     dependent = torch.version.hip is None and torch.cuda.get_device_capability() >= (9, 0)
-    check(heads, device, dependent)
+    for split in splits:
+        check(heads, device, dependent, split)
     state_bytes = heads.value_heads * heads.key_dim * heads.value_dim * 4
     layers = min(CALLS, int(ROTATE_BYTES // state_bytes) + 1)
     runners = [Runner(make_weights(heads, device), torch.bfloat16, device, dependent) for _ in range(layers)]
     inputs = [make_inputs(heads, torch.bfloat16, device) for _ in range(8)]
-    steps, out = allocate_steps(heads, device), torch.zeros_like(inputs[0][1], memory_format=torch.contiguous_format)
+    steps = {split: allocate_steps(heads, device, split) for split in splits}
+    out = torch.zeros_like(inputs[0][1], memory_format=torch.contiguous_format)
     ceiling = read_ceiling(device)
     floor = 2 * state_bytes / ceiling / 1e3
     empty = graph_microseconds(
-        [lambda: _empty_kernel[(heads.value_heads,)](steps, dependent, **({"launch_pdl": True} if dependent else {}))]
+        [lambda: _empty_kernel[(heads.value_heads,)](out, dependent, **({"launch_pdl": True} if dependent else {}))]
         * CALLS
     )  # fmt: skip
     rows = []
@@ -136,20 +146,22 @@ def bench(shape: str) -> dict:
         words = control_words(parents, buffer=0, pending=tuple(range(count)))
         control = torch.tensor(words, dtype=torch.int32, device=device)
         times = {}
-        for prefetch in (True, False):
-            options = {"control": control, "steps": steps, "out": out, "dependent": dependent, "prefetch": prefetch}
+        for split, prefetch in [(split, True) for split in splits] + [(splits[0], False)]:
+            options = {"control": control, "steps": steps[split], "out": out, "split": split}
+            options |= {"dependent": dependent, "prefetch": prefetch}
             calls = [
                 lambda runner=runners[i % layers], x=inputs[i % 8], options=options: delta_decode(
                     x, runner.weights, runner.state, **options
                 )
                 for i in range(CALLS)
             ]
-            times["us" if prefetch else "us_without_prefetch"] = round(graph_microseconds(calls), 2)
+            name_of = "us" if split == splits[0] else "us_{}x{}".format(*split)
+            times[name_of if prefetch else "us_without_prefetch"] = round(graph_microseconds(calls), 2)
         gate, goal = targets.get(shape, (None, None))
         rows.append({"case": name, **times, "gate_us": gate, "goal_us": goal})
         print(f"  {shape}: " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     return {
-        "what": "deltanet decode step", "shape": shape, **provenance(), "seed": SEED,
+        "what": "deltanet decode step", "shape": shape, "split": splits[0], **provenance(), "seed": SEED,
         "read_ceiling_GBps": round(ceiling), "floor_us": round(floor, 2), "empty_us": round(empty, 2),
         "registers_spills": list(_binaries()), "cases": rows,
     }  # fmt: skip
@@ -220,9 +232,12 @@ def _binaries():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    shapes = parser.parse_args().shape
+    parser.add_argument("--split", nargs="*", default=[], help="others to time: blocks a head x columns a thread, 2x2")
+    arguments = parser.parse_args()
+    shapes = arguments.shape
     for shape in shapes:
-        print(json.dumps(bench(shape)), flush=True)
+        splits = [split_for(SHAPES[shape].value_dim), *(tuple(map(int, s.split("x"))) for s in arguments.split)]
+        print(json.dumps(bench(shape, splits)), flush=True)
     for shape in shapes:
         print(json.dumps(bench_prompt(shape)), flush=True)
 

@@ -101,9 +101,21 @@ class PlainState(DeltaNetState):
 class KernelState(DeltaNetState):
     """The state of a layer that runs by kernels: a pass is one launch, which replays what is pending."""
 
-    def __init__(self, weights: delta_decode.Weights, *, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self,
+        weights: delta_decode.Weights,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        scratch: dict[delta_decode.Heads, Tensor] | None = None,
+    ):
+        """scratch: shared by layers whose passes run one after another; filled here."""
         super().__init__()
         self._weights = weights
+        scratch = {} if scratch is None else scratch
+        if weights.heads not in scratch:
+            scratch[weights.heads] = delta_decode.allocate_steps(weights.heads, device)
+        self._steps = scratch[weights.heads]
         self._state = delta_decode.allocate(weights.heads, dtype=dtype, device=device)
 
     @property
@@ -126,10 +138,8 @@ class KernelState(DeltaNetState):
         buffer and the pending path holds, and is not kept here (`adopt`)."""
         heads, device = self._weights.heads, self._state.recurrent.device
         out = inputs[0].new_empty(SLOTS, heads.value_heads * heads.value_dim)
-        # Scratch comes from the allocator with every launch: all layers then share the same memory.
-        steps = delta_decode.allocate_steps(heads, device)
         return delta_decode.delta_decode(
-            inputs, self._weights, self._state, control=control, steps=steps, out=out,
+            inputs, self._weights, self._state, control=control, steps=self._steps, out=out,
             dependent=dependent_launch(device),
         )  # fmt: skip
 

@@ -1,11 +1,12 @@
 """The Triton kernel of kernels/delta_decode.py, which says what it computes and how. Imported only with Triton.
 
-One block a value head. Its state [DK, DV] stays in registers: DK / 8 tensors of [8, DV / 4, 4], in which a thread holds
-four consecutive columns of one key row, eight neighbouring lanes hold eight groups of key rows, and a warp's lanes and
-the warps lie along the columns. A sum over keys is then a chain of fused multiply-adds in a thread and three shuffles.
-The eight lanes have a second use: at the end lane r of each group holds slot r's outputs, so the gated norm runs over
-all slots at once. Contraction is off and every fused multiply-add is written as one, so that a token has the same
-bits whether it is replayed, in the chain or a leaf.
+PARTS blocks a value head, each with DP = DV / PARTS of its columns. A block's state [DK, DP] stays in registers: DK / 8
+tensors of [8, DP / VC, VC], in which a thread holds VC consecutive columns of one key row, eight neighbouring lanes
+hold eight groups of key rows, and a warp's lanes and the warps lie along the columns. A sum over keys is then a chain
+of fused multiply-adds in a thread and three shuffles. The eight lanes have a second use: at the end lane r of each
+group holds slot r's outputs, which are stored for the block of the head that comes last: it norms all slots at once.
+Contraction is off and every fused multiply-add is written as one, so that a token has the same bits whether it is
+replayed, in the chain or a leaf.
 """
 
 import triton
@@ -60,9 +61,8 @@ def _committed_row(p_columns, p_window, p_control, m, pending, C: tl.constexpr):
 
 
 @triton.jit
-def _earlier_row(p_x, x_stride, p_columns, p_window, p_control, pending, m_live, J: tl.constexpr, C: tl.constexpr):
-    """Pointers [8, 1] to the column J tokens before each row's own."""
-    back = tl.load(p_control + 24 + 8 * (J - 1) + tl.arange(0, 8), mask=m_live, other=-1)
+def _earlier_row(back, p_x, x_stride, p_columns, p_window, p_control, pending, C: tl.constexpr):
+    """Pointers [8, 1] to the columns that the control names `back` [8] for each row."""
     committed = _committed_row(p_columns, p_window, p_control, tl.maximum(-back, 1), pending, C)
     return tl.where(back >= 0, p_x + back * x_stride, committed)[:, None]
 
@@ -80,9 +80,9 @@ def _columns(p_own, p_1, p_2, p_3, o_channel, m_live):
 def convolve(columns, taps):
     """The convolution with SiLU of each row, [8, D] float32; sums in tap order."""
     total = columns[0].to(tl.float32) * taps[0]
-    total += columns[1].to(tl.float32) * taps[1]
-    total += columns[2].to(tl.float32) * taps[2]
-    return silu(total + columns[3].to(tl.float32) * taps[3])
+    total = tl.fma(columns[1].to(tl.float32), taps[1], total)
+    total = tl.fma(columns[2].to(tl.float32), taps[2], total)
+    return silu(tl.fma(columns[3].to(tl.float32), taps[3], total))
 
 
 @triton.jit
@@ -135,7 +135,7 @@ def _key_row(i: tl.constexpr, KR: tl.constexpr):
 
 @triton.jit
 def _sum_over_keys(state, parts, KR: tl.constexpr, G: tl.constexpr):
-    """x^T S of a vector x over keys, in every lane: [8, G, 4]."""
+    """x^T S of a vector x over keys, in every lane: [8, G, VC]."""
     x = _over_keys(parts, KR, G)
     total = state[0] * x[0]
     for i in tl.static_range(1, KR):
@@ -145,7 +145,7 @@ def _sum_over_keys(state, parts, KR: tl.constexpr, G: tl.constexpr):
 
 @triton.jit
 def _write(predicted, v, decay, beta):
-    """What the rule writes along k: beta (v - k^T (decay S)), [8, G, 4]."""
+    """What the rule writes along k: beta (v - k^T (decay S)), [8, G, VC]."""
     return (v - predicted * decay) * beta
 
 
@@ -167,14 +167,14 @@ def _read(seen, write, decay, overlap):
 
 @triton.jit
 def _load_pending(
-    p_control, pending, p_keys, p_values, p_gates, h, hk,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    p_control, pending, p_keys, p_values, p_gates, h, hk, first,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """k [8, DK], v [8, DV], g and beta [8] of the pending slots, in their order."""
+    """k [8, DK], v [8, DP] from column `first` on, g and beta [8] of the pending slots, in their order."""
     live = tl.arange(0, 8) < pending
     slot = tl.load(p_control + 4 + tl.arange(0, 8), mask=live, other=0)
     p_k = p_keys + ((slot * HK + hk) * DK)[:, None] + tl.arange(0, DK)[None, :]
-    p_v = p_values + ((slot * HV + h) * DV)[:, None] + tl.arange(0, DV)[None, :]
+    p_v = p_values + ((slot * HV + h) * DV + first)[:, None] + tl.arange(0, DP)[None, :]
     k = tl.load(p_k, mask=live[:, None], other=0.0)
     v = tl.load(p_v, mask=live[:, None], other=0.0)
     g = tl.load(p_gates + slot * HV + h, mask=live, other=0.0)
@@ -182,30 +182,30 @@ def _load_pending(
 
 
 @triton.jit
-def _store_steps(p_steps, step, m_live, k, v, g, beta, DK: tl.constexpr, DV: tl.constexpr):
+def _store_steps(p_steps, step, m_live, k, v, g, beta, DK: tl.constexpr, DP: tl.constexpr):
     """Puts rows [8, D] where the loop finds them by their turn `step` [8], whatever their slots are."""
-    p_record = p_steps + step * (2 * DK + DV + 4)
+    p_record = p_steps + step * (2 * DK + DP + 4)
     tl.store(p_record[:, None] + tl.arange(0, DK)[None, :], k, mask=m_live[:, None])
-    tl.store(p_record[:, None] + 2 * DK + tl.arange(0, DV)[None, :], v, mask=m_live[:, None])
-    tl.store(p_record + 2 * DK + DV, _exp_of_negative(g), mask=m_live)
-    tl.store(p_record + 2 * DK + DV + 1, beta, mask=m_live)
+    tl.store(p_record[:, None] + 2 * DK + tl.arange(0, DP)[None, :], v, mask=m_live[:, None])
+    tl.store(p_record + 2 * DK + DP, _exp_of_negative(g), mask=m_live)
+    tl.store(p_record + 2 * DK + DP + 1, beta, mask=m_live)
 
 
 @triton.jit
-def _store_queries(p_steps, step, m_live, q, k, DK: tl.constexpr, DV: tl.constexpr):
+def _store_queries(p_steps, step, m_live, q, k, DK: tl.constexpr, DP: tl.constexpr):
     """q of rows [8, DK], and its product with k: the part of the output that the row's own write gives."""
-    p_record = p_steps + step * (2 * DK + DV + 4)
+    p_record = p_steps + step * (2 * DK + DP + 4)
     tl.store(p_record[:, None] + DK + tl.arange(0, DK)[None, :], q, mask=m_live[:, None])
-    tl.store(p_record + 2 * DK + DV + 2, tl.sum(q * k, 1), mask=m_live)
+    tl.store(p_record + 2 * DK + DP + 2, tl.sum(q * k, 1), mask=m_live)
 
 
 @triton.jit
-def _fetch_step(p_record, o_value, KR: tl.constexpr, G: tl.constexpr):
-    """k and q, v [8, G, 4], and decay, beta and q.k of a step; those of q mean nothing in a replayed one."""
+def _fetch_step(p_record, o_value, KR: tl.constexpr, G: tl.constexpr, VC: tl.constexpr):
+    """k and q, v [8, G, VC], and decay, beta and q.k of a step; those of q mean nothing in a replayed one."""
     k = _load_over_keys(p_record, KR, G)
     q = _load_over_keys(p_record + KR * LANES, KR, G)
     v = tl.load(p_record + 2 * KR * LANES + o_value)
-    p_scalars = p_record + 2 * KR * LANES + 4 * G
+    p_scalars = p_record + 2 * KR * LANES + VC * G
     return k, q, v, tl.load(p_scalars), tl.load(p_scalars + 1), tl.load(p_scalars + 2)
 
 
@@ -248,16 +248,17 @@ def _ask_l2(p_line):
 
 
 @triton.jit
-def _ask_for_head(
-    p_recurrent, p_windows, p_columns, p_keys, p_values, h, hk,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+def _ask_for_part(
+    p_recurrent, p_windows, p_columns, p_keys, p_values, h, hk, first,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr,
 ):  # fmt: skip
-    """Asks for the head's state and, as the control may not be read yet, for both buffers' rows of it."""
+    """Asks for the part's state and, as the control may not be read yet, for both buffers' rows of it."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
-    _ask_l2(p_recurrent + h * DK * DV + tl.arange(0, DK * DV // 32) * 32)  # 128 bytes a line
+    o_line = tl.arange(0, (DP + 31) // 32)[None, :] * 32  # 128 bytes
+    _ask_l2(p_recurrent + (h * DK + tl.arange(0, DK))[:, None] * DV + first + o_line)
     row = tl.arange(0, 16)[:, None]
     o_key = tl.arange(0, (DK + 63) // 64)[None, :] * 64
-    o_value = 2 * HK * DK + h * DV + tl.arange(0, (DV + 63) // 64)[None, :] * 64
+    o_value = 2 * HK * DK + h * DV + first + tl.arange(0, (DP + 63) // 64)[None, :] * 64
     p_column = p_columns + row * C
     p_window = p_windows + tl.minimum(tl.arange(0, 8), 5)[:, None] * C
     for head in tl.static_range(2):
@@ -266,48 +267,73 @@ def _ask_for_head(
     _ask_l2(p_column + o_value)
     _ask_l2(p_window + o_value)
     _ask_l2(p_keys + (row * HK + hk) * DK + tl.arange(0, (DK + 31) // 32)[None, :] * 32)
-    _ask_l2(p_values + (row * HV + h) * DV + tl.arange(0, (DV + 31) // 32)[None, :] * 32)
+    _ask_l2(p_values + (row * HV + h) * DV + first + o_line)
+
+
+@triton.jit
+def _norm_when_last(
+    p_outputs, p_arrivals, p_out, z, norm, eps, HV: tl.constexpr, DV: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """The gated norm of a head's outputs [8, DV], by whichever of its blocks has stored its part last."""
+    tl.debug_barrier()  # all of the block's outputs are stored before it is counted
+    # The count is never set back: PARTS is a power of two, so its low bits alone say who comes last.
+    before = tl.atomic_add(p_arrivals, 1, sem="acq_rel", scope="gpu")
+    if (before & (PARTS - 1)) == PARTS - 1:
+        row = tl.arange(0, 8)[:, None]
+        column = tl.arange(0, DV)[None, :]
+        o = tl.load(p_outputs + row * DV + column, cache_modifier=".cg")  # the first level may hold another call's
+        mean = tl.sum(o * o, 1) * (1.0 / DV)
+        normalised = (o * tl.rsqrt(mean + eps)[:, None]).to(z.dtype).to(tl.float32)
+        tl.store(p_out + row * (HV * DV) + column, (normalised * norm * silu(z.to(tl.float32))).to(z.dtype))
 
 
 @triton.jit
 def delta_decode_kernel(
     p_x, x_stride, p_z, z_stride, p_b, b_stride, p_a, a_stride, p_taps, p_rate, p_dt_bias, p_norm, eps,
     p_control, p_recurrent, p_windows, p_columns, p_keys, p_values, p_gates, p_steps, p_out,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DEPENDENT: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PARTS: tl.constexpr, VC: tl.constexpr,
+    DEPENDENT: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Shapes as in kernels/delta_decode.py; a program a value head."""
+    """Shapes as in kernels/delta_decode.py; program h * PARTS + part."""
     KR: tl.constexpr = DK // LANES
-    G: tl.constexpr = DV // 4
+    DP: tl.constexpr = DV // PARTS
+    G: tl.constexpr = DP // VC
     C: tl.constexpr = 2 * HK * DK + HV * DV
-    W: tl.constexpr = 2 * DK + DV + 4
-    h = tl.program_id(0)
+    W: tl.constexpr = 2 * DK + DP + 4
+    h = tl.program_id(0) // PARTS
+    part = tl.program_id(0) % PARTS
+    first = part * DP
     hk = h // (HV // HK)
     # [1, 1], since Triton 3.9's interpreter makes int32 of a scalar bool that is spread over a tensor.
     none = tl.zeros((1, 1), tl.int32)
-    leads = h % (HV // HK) + none == 0  # the first of a key head's value heads keeps what they share
+    leads = (h % (HV // HK)) * PARTS + part + none == 0  # the first of a key head's blocks keeps what they share
     lane = tl.arange(0, LANES)[:, None, None]
     row = tl.arange(0, 8)
-    o_value = tl.broadcast_to(tl.arange(0, G)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :], (LANES, G, 4))
+    o_value = tl.broadcast_to(tl.arange(0, G)[None, :, None] * VC + tl.arange(0, VC)[None, None, :], (LANES, G, VC))
     o_q = hk * DK + tl.arange(0, DK)[None, :]
     o_k = HK * DK + o_q
-    o_v = 2 * HK * DK + h * DV + tl.arange(0, DV)[None, :]
+    o_v = 2 * HK * DK + h * DV + first + tl.arange(0, DP)[None, :]
+    o_head = tl.arange(0, DV)[None, :]
     taps_q = _taps(p_taps, tl.broadcast_to(o_q, (8, DK)), C)
     taps_k = _taps(p_taps, tl.broadcast_to(o_k, (8, DK)), C)
-    taps_v = _taps(p_taps, tl.broadcast_to(o_v, (8, DV)), C)
+    taps_v = _taps(p_taps, tl.broadcast_to(o_v, (8, DP)), C)
     rate = tl.load(p_rate + h)
     dt_bias = tl.load(p_dt_bias + h)
-    norm = tl.load(p_norm + o_value)
+    norm = tl.load(p_norm + tl.broadcast_to(o_head, (8, DV)))
     if DEPENDENT:
         gdc_launch_dependents()
         if PREFETCH:
-            _ask_for_head(p_recurrent, p_windows, p_columns, p_keys, p_values, h, hk, HK, HV, DK, DV)
+            _ask_for_part(p_recurrent, p_windows, p_columns, p_keys, p_values, h, hk, first, HK, HV, DK, DV, DP)
         gdc_wait()
 
     fills = tl.load(p_control)
     pending = tl.load(p_control + 1)
     rows = tl.load(p_control + 2)
-    p_state = p_recurrent + h * DK * DV
+    turn = tl.load(p_control + 16 + row)  # of dead slots as well, so that no load waits for another's count
+    back_1 = tl.load(p_control + 24 + row)
+    back_2 = tl.load(p_control + 32 + row)
+    back_3 = tl.load(p_control + 40 + row)
+    p_state = p_recurrent + h * DK * DV + first
     state = ()
     for i in tl.static_range(KR):
         state = state + (tl.load(p_state + _key_row(i, KR) * DV + o_value),)
@@ -318,42 +344,45 @@ def delta_decode_kernel(
     p_old = p_columns + (1 - fills) * 8 * C
     p_window = p_windows + (1 - fills) * 3 * C
     p_own = (p_x + row * x_stride)[:, None]
-    p_1 = _earlier_row(p_x, x_stride, p_old, p_window, p_control, pending, m_live, 1, C)
-    p_2 = _earlier_row(p_x, x_stride, p_old, p_window, p_control, pending, m_live, 2, C)
-    p_3 = _earlier_row(p_x, x_stride, p_old, p_window, p_control, pending, m_live, 3, C)
+    p_1 = _earlier_row(back_1, p_x, x_stride, p_old, p_window, p_control, pending, C)
+    p_2 = _earlier_row(back_2, p_x, x_stride, p_old, p_window, p_control, pending, C)
+    p_3 = _earlier_row(back_3, p_x, x_stride, p_old, p_window, p_control, pending, C)
+    columns_q = _columns(p_own, p_1, p_2, p_3, o_q, live)
+    columns_k = _columns(p_own, p_1, p_2, p_3, o_k, live)
     columns_v = _columns(p_own, p_1, p_2, p_3, o_v, live)
     past_k, past_v, past_g, past_beta = _load_pending(
         p_control, pending, p_keys + (1 - fills) * 8 * HK * DK, p_values + (1 - fills) * 8 * HV * DV,
-        p_gates + (1 - fills) * 16 * HV, h, hk, HK, HV, DK, DV,
+        p_gates + (1 - fills) * 16 * HV, h, hk, first, HK, HV, DK, DV, DP,
     )  # fmt: skip
     window_q = _load_window(p_window, p_old, p_control, pending, o_q, leads, C)
     window_k = _load_window(p_window, p_old, p_control, pending, o_k, leads, C)
     window_v = _load_window(p_window, p_old, p_control, pending, o_v, none == 0, C)
     a = tl.load(p_a + row * a_stride + h, mask=m_live, other=0.0)
     b = tl.load(p_b + row * b_stride + h, mask=m_live, other=0.0)
-    z = tl.load(p_z + lane * z_stride + h * DV + o_value, mask=lane < rows, other=0.0)
-    turn = pending + tl.load(p_control + 16 + row, mask=m_live, other=0)
+    z = tl.load(p_z + (row * z_stride + h * DV)[:, None] + o_head, mask=live, other=0.0)
     tl.debug_barrier()
 
-    columns_q = _columns(p_own, p_1, p_2, p_3, o_q, live)
-    columns_k = _columns(p_own, p_1, p_2, p_3, o_k, live)
     q = l2_normalised(convolve(columns_q, taps_q)) * (DK**-0.5)
     k = l2_normalised(convolve(columns_k, taps_k))
     v = convolve(columns_v, taps_v)
     g, beta = gates(a, b, rate, dt_bias)
-    p_steps += h * 17 * W
-    _store_steps(p_steps, row, row < pending, past_k, past_v, past_g, past_beta, DK, DV)
-    _store_steps(p_steps, turn, m_live, k, v, g, beta, DK, DV)
-    _store_queries(p_steps, turn, m_live, q, k, DK, DV)
+    turn += pending
+    p_outputs = p_steps + HV * PARTS * 17 * W + h * 8 * DV
+    p_arrivals = (p_steps + HV * (PARTS * 17 * W + 8 * DV) + h).to(tl.pointer_type(tl.int32), bitcast=True)
+    p_steps += tl.program_id(0) * 17 * W
+    _store_steps(p_steps, row, row < pending, past_k, past_v, past_g, past_beta, DK, DP)
+    _store_steps(p_steps, turn, m_live, k, v, g, beta, DK, DP)
+    _store_queries(p_steps, turn, m_live, q, k, DK, DP)
     tl.debug_barrier()  # a step is read by other threads than those that wrote it
-    now = _fetch_step(p_steps, o_value, KR, G)  # always a step ahead of the computation
+    now = _fetch_step(p_steps, o_value, KR, G, VC)  # always a step ahead of the computation
 
     _keep_rows(p_columns, columns_q[3], columns_k[3], columns_v[3], o_q, o_k, o_v, fills, live, leads, C)
     kept = (fills * 8 + row)[:, None]
     tl.store(p_keys + kept * HK * DK + o_q, k, mask=live & leads)
     tl.store(p_values + kept * HV * DV + o_v - 2 * HK * DK, v, mask=live)
-    tl.store(p_gates + (fills * 16 + row) * HV + h, g, mask=m_live)
-    tl.store(p_gates + (fills * 16 + 8 + row) * HV + h, beta, mask=m_live)
+    m_gates = m_live & (part + row * 0 == 0)
+    tl.store(p_gates + (fills * 16 + row) * HV + h, g, mask=m_gates)
+    tl.store(p_gates + (fills * 16 + 8 + row) * HV + h, beta, mask=m_gates)
     p_new = p_windows + fills * 3 * C
     _store_window(p_new, window_q, o_q, leads, C)
     _store_window(p_new, window_k, o_k, leads, C)
@@ -362,7 +391,7 @@ def delta_decode_kernel(
     if pending > 0:
         e = 0  # counted by hand: the interpreter takes no bound that is loaded
         while e < pending:
-            ahead = _fetch_step(p_steps + (e + 1) * W, o_value, KR, G)
+            ahead = _fetch_step(p_steps + (e + 1) * W, o_value, KR, G, VC)
             key, query, value, decay, strength, overlap = now
             write = _write(_sum_over_keys(state, key, KR, G), value, decay, strength)
             state = _step(state, key, write, decay, KR, G)
@@ -371,11 +400,11 @@ def delta_decode_kernel(
         for i in tl.static_range(KR):
             tl.store(p_state + _key_row(i, KR) * DV + o_value, state[i])
 
-    o = tl.zeros((LANES, G, 4), tl.float32)
+    o = tl.zeros((LANES, G, VC), tl.float32)
     e = 0
     while e < rows:
         entry = tl.load(p_control + 48 + e)  # the slot, and 16 where it has children
-        ahead = _fetch_step(p_steps + (pending + e + 1) * W, o_value, KR, G)
+        ahead = _fetch_step(p_steps + (pending + e + 1) * W, o_value, KR, G, VC)
         key, query, value, decay, strength, overlap = now
         write = _write(_sum_over_keys(state, key, KR, G), value, decay, strength)
         seen = _sum_over_keys(state, query, KR, G)
@@ -385,6 +414,5 @@ def delta_decode_kernel(
         now = ahead
         e += 1
 
-    mean = tl.sum(tl.sum(o * o, 2), 1) * (1.0 / DV)
-    normalised = (o * tl.rsqrt(mean + eps)[:, None, None]).to(z.dtype).to(tl.float32)
-    tl.store(p_out + lane * (HV * DV) + h * DV + o_value, (normalised * norm * silu(z.to(tl.float32))).to(z.dtype))
+    tl.store(p_outputs + lane * DV + first + o_value, o)
+    _norm_when_last(p_outputs, p_arrivals, p_out + h * DV, z, norm, eps, HV, DV, PARTS)

@@ -15,12 +15,12 @@ same step function: the committed state is written once, the committed window go
 launch fills the buffer that the one before it did not fill, and a path is pending for one launch only. A launch with no
 rows is the final commit.
 
-One block a value head, eight warps at dv = 128, the head's state in their registers. Issue slots bind it: by the
-machine code for sm_90 a thread runs 400 instructions for a row with children, 270 for a leaf and 271 for a replayed
-token, two warps a scheduler, after 700 for what comes before the first step. Expected from that: 7 us for eight rows in
-a chain with four pending, whatever the number of heads up to one a multiprocessor. Spreading a head over two blocks
-would halve the loops, but the gated norm then needs a cluster or another launch (1 us). Convolution and gates in a
-launch of their own would cost that microsecond too; here they run while the state is on its way.
+Four blocks a value head, each with a quarter of its value columns and of its state, which stays in registers. A column
+of the state needs no other column, so only the gated norm brings a head together: every block stores its outputs, and
+the one that is counted last norms all of them (no block waits for another). What needs q and k is computed by all four.
+With one block a head, issue slots bound the loops (400 instructions a row, two warps a scheduler: 0.6 us a row measured
+on an H200) and a multiprocessor moved 64 KiB of state in and out. Convolution and gates in a launch of their own would
+cost a microsecond; here they run while the state is on its way.
 
 The shape of a pass lives in a control tensor on the device, int32 [64], shared by all layers of a pass, so that one
 captured graph serves every shape (`control_words` makes its contents):
@@ -112,9 +112,23 @@ def allocate(heads: Heads, *, dtype: torch.dtype, device) -> State:
     )
 
 
-def allocate_steps(heads: Heads, device) -> Tensor:
-    """Scratch that all layers on one stream share: float32 [Hv, 17, k | q | v | exp(g), beta, q.k, unused]."""
-    return torch.empty(heads.value_heads, 2 * SLOTS + 1, 2 * heads.key_dim + heads.value_dim + 4, device=device)
+def split_for(value_dim: int) -> tuple[int, int]:
+    """(blocks a head, consecutive value columns a thread); blocks are a power of two and have at least 16 columns."""
+    return min(4, value_dim // 16), 2
+
+
+def allocate_steps(heads: Heads, device, split: tuple[int, int] | None = None) -> Tensor:
+    """Scratch that all layers on one stream share; `split` as given to `delta_decode`.
+
+    One float32 [N]: [Hv * blocks, 17, k | q | the block's part of v | exp(g), beta, q.k, unused], outputs [Hv, 8, dv]
+    and int32 [Hv] that count a head's blocks. A count starts at any multiple of `blocks`.
+    """
+    return torch.zeros(_steps_size(heads, (split or split_for(heads.value_dim))[0]), device=device)
+
+
+def _steps_size(heads, blocks):
+    steps = blocks * (2 * SLOTS + 1) * (2 * heads.key_dim + heads.value_dim // blocks + 4)
+    return heads.value_heads * (steps + SLOTS * heads.value_dim + 1)
 
 
 def control_words(parents: Sequence[int], *, buffer: int, pending: Sequence[int] = ()) -> list[int]:
@@ -198,6 +212,7 @@ def delta_decode(
     out: Tensor,
     dependent: bool = False,
     prefetch: bool = True,
+    split: tuple[int, int] | None = None,
 ) -> Tensor:
     """One launch for all eight slots; fills and returns `out` [8, Hv * dv], zeros in dead slots.
 
@@ -206,23 +221,25 @@ def delta_decode(
     steps      scratch of `allocate_steps`
     dependent  launched as a programmatic dependent of the kernel before it (NVIDIA, from compute capability 9.0)
     prefetch   with `dependent`: the state is asked into the L2 while the kernel before it still runs
+    split      other than `split_for` gives, to compare; a token's bits are those of its split
     Raises ValueError where a shape, dtype, stride or device does not fit.
     """
     from . import _delta_decode_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
     heads = weights.heads
-    _check(inputs, weights, state, control, steps, out)
+    parts, columns = split or split_for(heads.value_dim)
+    _check(inputs, weights, state, control, steps, out, parts)
     qkv, z, b, a = inputs
     options = {"launch_pdl": True} if dependent else {}
     lanes = 64 if torch.version.hip is not None and "gfx9" in _architecture(qkv.device) else 32
-    _kernels.delta_decode_kernel[(heads.value_heads,)](
+    _kernels.delta_decode_kernel[(heads.value_heads * parts,)](
         qkv, qkv.stride(0), z, z.stride(0), b, b.stride(0), a, a.stride(0),
         weights.taps, weights.rate, weights.dt_bias, weights.norm, weights.eps,
         control, state.recurrent, state.windows, state.columns, state.keys, state.values, state.gates, steps, out,
         HK=heads.key_heads, HV=heads.value_heads, DK=heads.key_dim, DV=heads.value_dim,
-        DEPENDENT=dependent, PREFETCH=prefetch and dependent,
-        # A thread holds four columns and eight lanes share them. Contraction would round by where a token stands.
-        num_warps=max(1, heads.value_dim * 2 // lanes), enable_fp_fusion=False, **options,
+        PARTS=parts, VC=columns, DEPENDENT=dependent, PREFETCH=prefetch and dependent,
+        # Eight lanes share the columns of a thread. Contraction would round by where a token stands.
+        num_warps=max(1, heads.value_dim // parts // columns * 8 // lanes), enable_fp_fusion=False, **options,
     )  # fmt: skip
     return out
 
@@ -231,7 +248,7 @@ def _architecture(device):
     return torch.cuda.get_device_properties(device).gcnArchName if device.type == "cuda" else ""
 
 
-def _check(inputs, weights, state, control, steps, out):
+def _check(inputs, weights, state, control, steps, out, parts):
     heads = weights.heads
     _check_heads(heads)
     hk, hv, dk, dv, channels = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim, heads.channels
@@ -254,7 +271,7 @@ def _check(inputs, weights, state, control, steps, out):
         "values": (state.values, torch.float32, (2, SLOTS, hv, dv)),
         "gates": (state.gates, torch.float32, (2, 2, SLOTS, hv)),
         "control": (control, torch.int32, (CONTROL_WORDS,)),
-        "steps": (steps, torch.float32, (hv, 2 * SLOTS + 1, 2 * dk + dv + 4)),
+        "steps": (steps, torch.float32, (_steps_size(heads, parts),)),
         "out": (out, dtype, (SLOTS, hv * dv)),
     }
     rows = ("qkv", "z", "b", "a")

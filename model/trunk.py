@@ -54,13 +54,13 @@ class Trunk:
 
     def new_state(self, capacity: int) -> TrunkState:
         """An empty state for up to `capacity` tokens."""
-        layers, scratch = [], DecodeScratch()
+        layers, scratch, steps = [], DecodeScratch(), {}
         for block in self.blocks:
             if isinstance(block.mixer, GatedAttention):
                 cache = block.mixer.new_cache(capacity=capacity, kind=self.kv, device=self.device, scratch=scratch)
                 layers.append(cache)
             else:
-                layers.append(block.mixer.new_state(dtype=self.dtype, device=self.device))
+                layers.append(block.mixer.new_state(dtype=self.dtype, device=self.device, scratch=steps))
         return TrunkState(layers, capacity)
 
     def embed(self, ids: Sequence[int]) -> Tensor:

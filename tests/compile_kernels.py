@@ -214,9 +214,11 @@ def delta_variants(decode, prefill, target):
     for dtype, heads, dim in (("bf16", 32, 128), ("fp16", 48, 128), ("fp32", 2, 16)):
         shape = {"HK": 1 if dim == 16 else 16, "HV": heads, "DK": dim, "DV": dim}
         wide = ("p_x", "p_z", "p_b", "p_a", "p_windows", "p_columns", "p_out")
-        options = {"num_warps": max(1, dim * 2 // target.warp_size), "enable_fp_fusion": False}
+        parts, columns = kernel_module("delta_decode").split_for(dim)
+        options = {"num_warps": max(1, dim // parts // columns * 8 // target.warp_size), "enable_fp_fusion": False}
         options |= {"launch_pdl": True} if dependent else {}
-        yield delta_source(decode, dtype, wide, **shape, DEPENDENT=dependent, PREFETCH=True), options
+        flags = {"PARTS": parts, "VC": columns, "DEPENDENT": dependent, "PREFETCH": True}
+        yield delta_source(decode, dtype, wide, **shape, **flags), options
         if dtype == "fp16":
             continue
         pieces = {"PK": min(dim, 32), "CHUNK": 32, "PRECISION": precision}
