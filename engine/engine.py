@@ -17,6 +17,7 @@ from ..mtp.estimates import Costs, Statistics
 from ..mtp.head import MtpHead
 from ..mtp.head_drafts import HeadDrafts
 from ..mtp.planner import Fixed, Planner
+from ..mtp.planner import name as tree_name
 from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
 from .device import DeviceModel, DevicePasses
@@ -32,11 +33,11 @@ MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 OnStep = Callable[[Progress], bool | None]
 
 
-def check_request(*, max_tokens: int, stop: str | Sequence[str], mtp: str) -> None:
+def check_request(*, max_tokens: int, stop: str | Sequence[str], mtp: str | Tree) -> None:
     """Raises FastQwenError for a value that no model accepts, so a caller can ask before it loads one."""
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
         raise FastQwenError(f"max_tokens is {max_tokens!r}: set a whole number of at least 1.")
-    if str(mtp) not in MTP_CHOICES:
+    if not isinstance(mtp, Tree) and str(mtp) not in MTP_CHOICES:
         raise FastQwenError(f"mtp is {mtp!r}: use one of {', '.join(MTP_CHOICES)}.")
     stop_texts(stop)
 
@@ -90,7 +91,7 @@ class Engine:
         seed: int = 0,
         max_tokens: int = 512,
         stop: Sequence[str] = (),
-        mtp: str = "auto",
+        mtp: str | Tree = "auto",
         on_step: OnStep | None = None,
     ) -> "Reply":
         """A reply to one user text, or to a list of {"role", "content"} messages. Nothing runs until it is iterated.
@@ -102,7 +103,7 @@ class Engine:
         seed        same seed, prompt and settings: same text
         max_tokens  at most this many new tokens
         stop        texts that end the answer; they are not part of it
-        mtp         "auto", "off" or a draft depth; never changes the text
+        mtp         "auto", "off", a draft depth or one draft tree for every pass; never changes the text
         on_step     called after every prefill chunk and every pass; True ends the reply there
         Raises FastQwenError for a value out of range or a prompt that does not fit the context.
         """
@@ -113,12 +114,16 @@ class Engine:
         limit = self.config.max_positions
         if len(ids) > limit:
             raise FastQwenError(f"The prompt has {len(ids)} tokens and the model's context holds {limit}: shorten it.")
-        meter = Meter(self.device, notes=[*self.notes, *self._call_notes(str(mtp))])
+        mtp = mtp if isinstance(mtp, Tree) else str(mtp)
+        label = tree_name(mtp) if isinstance(mtp, Tree) else mtp
+        meter = Meter(self.device, notes=[*self.notes, *self._call_notes(label)])
         sampler = Sampler(settings or SamplingSettings(), seed, min(self.tokenizer.size, self.config.vocab_size))
         capacity = min(limit, len(ids) + max_tokens)
         text = ReplyText(self.tokenizer, thinking=thinking and template, stop=stop)
-        meter.mtp = str(mtp) if self.mtp_head is not None else "off"
-        passes = functools.partial(self._passes, meter.mtp, sampler, capacity, max_tokens)
+        if self.mtp_head is None:
+            mtp = label = "off"
+        meter.mtp = label
+        passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens)
         return Reply(self, ids, text, max_tokens, on_step or (lambda progress: None), meter, passes)
 
     def generate(self, prompt, **options) -> Result:
@@ -159,7 +164,9 @@ class Engine:
         return self._device_model
 
     def _chooser(self, mtp, settings):
-        return self._planner(settings) if mtp == "auto" else Fixed(Tree.chain(int(mtp)))
+        if mtp == "auto":
+            return self._planner(settings)
+        return Fixed(mtp if isinstance(mtp, Tree) else Tree.chain(int(mtp)))
 
     def _drafter(self, mtp, sampler, capacity):
         if mtp == "off":

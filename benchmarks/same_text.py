@@ -1,0 +1,75 @@
+"""Whether every drafting setting writes the same token ids: the promise, swept over prompts and kinds of sampling.
+
+python -m fastqwen.benchmarks.same_text [--model demo] [--prompts 50] [--first 0] [--tokens 300] [--seconds S]
+
+Off, auto, chains of 2 to 5 and ten random draft trees, each greedy and at temperatures 0.7 and 1.0 with top-k, top-p,
+min-p and both penalties on. Prints a line of JSON with the number of replies, of tokens and of replies that differ from
+plain decoding's. Ends early after `--seconds`, between two prompts, and says how many were done.
+"""
+
+import argparse
+import json
+import random
+import time
+
+from ..engine import GREEDY, SamplingSettings, load
+from ..mtp.tree import OFF, all_shapes
+
+SUBJECTS = ("a lighthouse", "a red kite", "an old clock", "a fox in the snow", "a bowl of fruit", "a harbour at night",
+            "a paper boat", "a market stall", "two birds", "a glass bridge")  # fmt: skip
+REQUESTS = ("Write a prompt for a picture of {}.", "Write a short story about {}.", "List five words about {}.",
+            "Write a function that draws {}.", "{}")  # fmt: skip
+PROMPTS = [request.format(subject) for request in REQUESTS for subject in SUBJECTS]
+SAMPLING = {"greedy": GREEDY} | {
+    f"temperature {temperature}": SamplingSettings(
+        temperature=temperature, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.1, presence_penalty=0.3
+    )
+    for temperature in (0.7, 1.0)
+}
+
+
+def sweep(engine, *, prompts, tokens: int, seconds: float) -> dict:
+    """Replies, tokens and differing replies by kind of sampling."""
+    shapes = random.Random(0).sample(all_shapes(), 10)
+    settings = [OFF, "auto", "2", "3", "4", "5", *shapes]
+    started, done = time.perf_counter(), 0
+    counts = {kind: {"replies": 0, "tokens": 0, "differing": 0} for kind in SAMPLING}
+    for prompt in prompts:
+        if time.perf_counter() - started > seconds:
+            break
+        for kind, sampling in SAMPLING.items():
+            wanted = None
+            for mtp in settings:
+                found = engine.generate(prompt, settings=sampling, seed=done, max_tokens=tokens, mtp=mtp).token_ids
+                wanted = found if wanted is None else wanted
+                counts[kind]["replies"] += 1
+                counts[kind]["tokens"] += len(found)
+                counts[kind]["differing"] += found != wanted
+        done += 1
+    return {
+        "prompts": done, "settings": len(settings), "shapes": ["-".join(map(str, tree.widths)) for tree in shapes],
+        "seconds": round(time.perf_counter() - started, 1), **counts,
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    arguments = parser.parse_args()
+    engine = load(arguments.model)
+    prompts = PROMPTS[arguments.first : arguments.first + arguments.prompts]
+    found = sweep(engine, prompts=prompts, tokens=arguments.tokens, seconds=arguments.seconds)
+    where = {"device": str(engine.device)}
+    if engine.device.type == "cuda":
+        from .timing import provenance
+
+        where = provenance()
+    print(json.dumps({"what": "same text", "model": arguments.model, "first": arguments.first, **where, **found}))
+
+
+if __name__ == "__main__":
+    main()
