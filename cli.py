@@ -1,17 +1,16 @@
 """The command `fastqwen`."""
 
 import argparse
-import functools
 import importlib
 import importlib.metadata
 import json
 import platform
 import sys
 
+from .benchmarks.arguments import add_bench
+
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 KV_KINDS = ("auto", "int8", "bf16", "fp32")
-PROFILE_NAMES = ("predictable", "prose", "story")
-KERNEL_PARTS = ("linears", "prompts", "attention", "prefill_attention", "deltanet")
 QUANTISED = ("w4a8", "w6a8", "int8")
 NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
 
@@ -76,29 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(run=_doctor)
 
-    bench = commands.add_parser("bench", help="measure on a GPU")
-    kinds = bench.add_subparsers(required=True, metavar="WHAT")
-    kernels = kinds.add_parser("kernels", help="kernels of a decode pass and of prompts, beside the read ceiling")
-    kernels.add_argument("--shape", choices=("9b", "27b"), default="9b", help="whose layer sizes (default 9b)")
-    kernels.add_argument("--bits", type=int, nargs="+", choices=(4, 6), default=[4, 6], help="default: both")
-    kernels.add_argument("--peer", action="store_true", help="comfy-kitchen's linears in the same run")
-    kernels.add_argument("--parts", nargs="+", choices=KERNEL_PARTS, default=KERNEL_PARTS, help="default: all")
-    kernels.set_defaults(run=functools.partial(_bench, "kernels"))
-    _add_bench_decode(kinds.add_parser("decode", help="whole rounds of drafting and verifying, random weights"))
+    add_bench(commands.add_parser("bench", help="measure on a GPU"), _bench)
     return parser
-
-
-def _add_bench_decode(parser):
-    add = parser.add_argument
-    add("--shape", choices=("9b", "27b"), default="9b", help="whose layer sizes (default 9b)")
-    add("--bits", type=int, choices=(4, 6), default=4, help="of the layers' weights (default 4)")
-    add("--head", choices=("w4a8", "w6a8", "int8", "bf16"), default="w4a8", help="the output head (default w4a8)")
-    add("--kv", choices=("int8", "bf16"), default="int8", help="how keys and values are kept (default int8)")
-    add("--context", type=int, default=1024, metavar="N", help="tokens before the first round (default 1024)")
-    add("--profile", nargs="+", choices=PROFILE_NAMES, default=PROFILE_NAMES, help="kinds of text (default: all)")
-    add("--kernels", action="store_true", help="also where a pass' time goes, kernel by kernel")
-    add("--no-graphs", action="store_true", help="launch every kernel anew")
-    parser.set_defaults(run=functools.partial(_bench, "decode"))
 
 
 def _add_generate(parser):
@@ -119,6 +97,12 @@ def _add_generate(parser):
     add("--mtp", default="auto", choices=MTP_CHOICES, help="drafting; never changes the text (default auto)")
     add("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:1, ... (default auto)")
     add("--kv", default="auto", choices=KV_KINDS, help="how keys and values are kept; may change the text")
+    add(
+        "--context",
+        type=int,
+        metavar="N",
+        help="prompt and reply are at most N tokens (default: the model's own limit)",
+    )
     add("--no-graphs", action="store_true", help="on a GPU, launch every kernel anew; slower, the same text")
     add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
     add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")
@@ -164,12 +148,16 @@ def _generate(arguments) -> int:
             repack=arguments.repack,
             kv=arguments.kv,
             graphs=not arguments.no_graphs,
+            context=arguments.context,
             on_load=bar,
         )
-    prompt_bar = _Bar("prompt", "token")
+    kernel_bar, prompt_bar = _Bar("kernels", "part"), _Bar("prompt", "token")
 
     def on_step(progress):
-        if progress.phase == "prefill":
+        if progress.phase == "prepare":
+            kernel_bar(progress.done, progress.total)
+        elif progress.phase == "prefill":
+            kernel_bar.__exit__()
             prompt_bar(progress.done, progress.total)
         else:
             prompt_bar.__exit__()

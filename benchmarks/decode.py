@@ -13,7 +13,8 @@ from statistics import median
 
 import torch
 
-from ..engine.device import DeviceModel, DevicePasses
+from ..engine.device_model import DeviceModel
+from ..engine.device_passes import DevicePasses
 from ..engine.sampling import SamplingSettings
 from ..engine.session import Session
 from ..mtp.planner import Fixed, name

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..attention import capacity_class
+from ..attention import cache_bytes, capacity_class, tokens_within
 from ..kernels.rounds import STOPS
 from ..kernels.sampling import supports
 from ..model.chat import ChatTemplate
+from ..model.family import FULL
 from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
 from ..mtp.drafts import NoDrafts
@@ -20,8 +21,9 @@ from ..mtp.planner import Fixed, Planner
 from ..mtp.planner import name as tree_name
 from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
-from .device import DeviceModel, DevicePasses
 from .device_check import round_kernels
+from .device_model import DeviceModel
+from .device_passes import DevicePasses
 from .loop import run
 from .passes import HostPasses, Passes
 from .report import STOP_TEXT, Meter, Progress, Report
@@ -29,6 +31,8 @@ from .sampling import Sampler, SamplingSettings
 from .session import Session
 from .text import Delta, ReplyText, stop_texts
 
+# Of the free memory of a GPU that keys and values may take: a prompt's chunks and workspaces need the rest.
+FREE_SHARE = 0.8
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 OnStep = Callable[[Progress], bool | None]
 
@@ -55,8 +59,9 @@ class Result:
 class Engine:
     """One loaded model. Replies run one at a time.
 
-    notes   what a user should know about this checkpoint, one sentence each; every report carries them
-    graphs  on a GPU, passes are captured once and replayed; never changes the text
+    notes    what a user should know about this checkpoint, one sentence each; every report carries them
+    graphs   on a GPU, passes are captured once and replayed; never changes the text
+    context  prompt and reply together are at most so many tokens; default and maximum: what the model was made for
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class Engine:
         mtp_head: MtpHead | None = None,
         notes: Sequence[str] = (),
         graphs: bool = True,
+        context: int | None = None,
     ):
         self.trunk, self.tokenizer, self.template, self.mtp_head = trunk, tokenizer, template, mtp_head
         self.config, self.device = trunk.config, trunk.device
@@ -75,6 +81,7 @@ class Engine:
         self._statistics: dict[object, Statistics] = {}
         self._costs = Costs()
         self._graphs = graphs
+        self.context = min(context or self.config.max_positions, self.config.max_positions)
         self._device_model: DeviceModel | None = None
         self._on_device = trunk.device.type == "cuda"
         # On a CPU the number of threads can change how a sum is split, and so the last bit of a logit.
@@ -111,9 +118,10 @@ class Engine:
         ids = self.template.prompt_ids(prompt, system=system, thinking=thinking, raw=not template)
         if not ids:
             raise FastQwenError("The prompt is empty: without a chat template at least one token is needed.")
-        limit = self.config.max_positions
+        limit = self.context
         if len(ids) > limit:
-            raise FastQwenError(f"The prompt has {len(ids)} tokens and the model's context holds {limit}: shorten it.")
+            whose = "the context limit" if limit < self.config.max_positions else "the model's context"
+            raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: shorten it.")
         mtp = mtp if isinstance(mtp, Tree) else str(mtp)
         label = tree_name(mtp) if isinstance(mtp, Tree) else mtp
         meter = Meter(self.device, notes=[*self.notes, *self._call_notes(label)])
@@ -123,8 +131,9 @@ class Engine:
         if self.mtp_head is None:
             mtp = label = "off"
         meter.mtp = label
-        passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens)
-        return Reply(self, ids, text, max_tokens, on_step or (lambda progress: None), meter, passes)
+        on_step = on_step or (lambda progress: None)
+        passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens, on_step)
+        return Reply(self, ids, text, max_tokens, on_step, meter, passes)
 
     def generate(self, prompt, **options) -> Result:
         """`reply(...)`, run to its end."""
@@ -137,10 +146,10 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _passes(self, mtp, sampler, capacity, max_tokens) -> Passes:
+    def _passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
         drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k) and len(stop_ids) <= STOPS
-        model = self._model_for(capacity) if drawn else None
+        model = self._model_for(capacity, on_step) if drawn else None
         if model is None:
             session, drafter = Session(self.trunk, capacity), self._drafter(mtp, sampler, capacity)
             return HostPasses(session, drafter, sampler, stop_ids=stop_ids, max_tokens=max_tokens)
@@ -151,17 +160,46 @@ class Engine:
             drafts=mtp != "off", stop_ids=stop_ids, max_tokens=max_tokens,
         )  # fmt: skip
 
-    def _model_for(self, capacity) -> DeviceModel | None:
+    def _model_for(self, capacity, on_step) -> DeviceModel | None:
         """What a GPU's replies share, for at least `capacity` tokens; None where some operation has no kernel."""
         self._on_device = self._on_device and round_kernels(self.device)[0]
         if self._on_device and (self._device_model is None or self._device_model.capacity < capacity):
             self._device_model = None  # first given back, then made larger
-            room = capacity_class(capacity, self.config.max_positions)
+            room = self._room_for(capacity)
             vocab = min(self.tokenizer.size, self.config.vocab_size)
-            model = DeviceModel(self.trunk, self.mtp_head, capacity=room, vocab=vocab, graphs=self._graphs)
+            model = DeviceModel(
+                self.trunk, self.mtp_head, capacity=room, vocab=vocab, graphs=self._graphs,
+                on_part=lambda done, total: on_step(Progress("prepare", done, total)),
+            )  # fmt: skip
             self._on_device = model.usable
             self._device_model = model if model.usable else None
         return self._device_model
+
+    def _room_for(self, capacity: int) -> int:
+        """The class of sizes to allocate for, or what fits of it. Raises FastQwenError where `capacity` does not."""
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(self.device)[0]
+        most = self.context
+
+        def bytes_for(tokens):
+            return sum(cache_bytes(*shape, capacity=tokens, kind=self.trunk.kv) for shape in self._cache_shapes())
+
+        room = capacity_class(capacity, most)
+        if bytes_for(room) > free * FREE_SHARE:
+            room = tokens_within(int(free * FREE_SHARE), bytes_for, room)
+        if room < capacity:
+            raise FastQwenError(
+                f"{capacity} tokens of prompt and reply need {bytes_for(capacity) / 2**20:.0f} MiB of keys and values; "
+                f"{free / 2**20:.0f} MiB are free on {self.device}, enough for about {room} tokens: lower max_tokens, "
+                "shorten the prompt, or choose int8 keys and values."
+            )
+        return room
+
+    def _cache_shapes(self):
+        """(key-value heads, head dimension) of every attention layer, the MTP head's among them."""
+        attention = self.config.attention
+        layers = sum(kind == FULL for kind in self.config.layer_kinds) + (self.mtp_head is not None)
+        return [(attention.kv_heads, attention.head_dim)] * layers
 
     def _chooser(self, mtp, settings):
         if mtp == "auto":

@@ -38,6 +38,7 @@ def load(
     repack: bool = False,
     kv: str = "auto",
     graphs: bool = True,
+    context: int | None = None,
     tokenizer=None,
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
@@ -50,11 +51,14 @@ def load(
     repack     re-packs layers of formats without a kernel (fp8, nvfp4, ...) as W6A8; else they become `dtype`
     kv         how keys and values are kept: "auto" (int8 on a GPU, fp32 on a CPU), "int8", "bf16" or "fp32"
     graphs     on a GPU, capture passes as CUDA graphs and replay them: faster, the same text
+    context    prompt and reply together are at most so many tokens; None: as many as the model was made for
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
     on_load    told (bytes done, bytes in all) after every tensor
     Raises FastQwenError, one sentence, for anything that cannot be loaded.
     """
+    if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
+        raise FastQwenError(f"context is {context!r}: set a whole number of tokens of at least 1.")
     torch_device = resolve_device(device)
     torch_dtype = _dtype(dtype, torch_device)
     source = resolve_path(path)
@@ -72,7 +76,7 @@ def load(
     model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind)
     head = MtpHead(model.reader, config) if config.has_mtp else None
     notes = [*_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
-    return Engine(model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs)
+    return Engine(model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -13,7 +13,11 @@ STOP_TOKEN, LENGTH, STOP_TEXT, INTERRUPTED = "stop token", "length", "stop text"
 
 @dataclass(frozen=True)
 class Progress:
-    """One step of a reply: phase "prefill" or "decode", tokens done of total, tokens per second while decoding."""
+    """One step of a reply: phase "prefill" or "decode", tokens done of total, tokens per second while decoding.
+
+    The first reply of a size on a GPU begins with the phase "prepare", in parts of a pass: kernels are compiled, the
+    first time on a machine for up to a minute, and captured.
+    """
 
     phase: str
     done: int

@@ -4,7 +4,8 @@ import pytest
 import tiny
 import torch
 from fastqwen.engine import GREEDY, SamplingSettings, load
-from fastqwen.engine.device import DeviceModel, DevicePasses
+from fastqwen.engine.device_model import DeviceModel
+from fastqwen.engine.device_passes import DevicePasses
 from fastqwen.engine.loop import generate, run
 from fastqwen.engine.report import STOP_TOKEN, Meter
 from fastqwen.engine.sampling import Sampler

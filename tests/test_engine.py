@@ -133,6 +133,28 @@ def test_prompt_longer_than_the_context_is_refused_with_both_numbers(engine):
         engine.reply("x" * 5000)
 
 
+def test_a_context_limit_bounds_prompt_and_reply(folder, engine):
+    limited = load(folder, device="cpu", context=40)
+    with pytest.raises(FastQwenError, match="the context limit holds 40"):
+        limited.reply("x" * 100)
+    wanted = engine.generate("x", settings=HOT, max_tokens=60)
+    found = limited.generate("x", settings=HOT, max_tokens=60)
+    room = 40 - found.report.prompt_tokens + 1  # the last token is drawn and not fed
+    assert found.token_ids == wanted.token_ids[:room] and found.report.stop_reason == "length"
+    with pytest.raises(FastQwenError, match="context is 0"):
+        load(folder, context=0)
+
+
+def test_keys_and_values_that_do_not_fit_are_refused_with_what_would(engine, monkeypatch):
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2**20, 2**30))
+    assert engine._room_for(500) == 1024
+    with pytest.raises(FastQwenError, match="4000 tokens of prompt and reply need .* MiB .*enough for about 1[0-9]{3} "):
+        engine._room_for(4000)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2**40, 2**41))
+    assert engine._room_for(3000) == engine.config.max_positions  # 4096 is the next class and the model's own limit
+
+
 @pytest.mark.parametrize(
     "options",
     [{"max_tokens": 0}, {"max_tokens": 1.5}, {"mtp": "7"}, {"stop": [""]}, {"seed": 1.5}, {"seed": None}],

@@ -1,11 +1,10 @@
-"""Rounds of drafting and verifying on a GPU: buffers and captured graphs that replies use one after another.
+"""The passes of a reply as rounds on a GPU (engine/device_model.py).
 
-Everything that differs between rounds is on the device (kernels/rounds.py), so the parts of a round are captured once
-and replayed for every tree, length and outcome. The host launches a round before it has read the one before, and hears
-of that from a record of 32 numbers: while a round runs, nothing waits for the host.
+The host launches a round before it has read the one before, and hears of that from a record of 32 numbers: while a
+round runs, nothing waits for the host.
 """
 
-import logging
+import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,161 +14,16 @@ from torch import Tensor
 
 from ..kernels import rounds, sampling
 from ..kernels.rows import SLOTS
-from ..model.trunk import Trunk
 from ..mtp.acceptance import Accepted
 from ..mtp.drafts import Outcome
-from ..mtp.head import MtpHead
 from ..mtp.head_drafts import Planner
 from ..mtp.tree import Tree
-from ..weights.backend import dependent_launch
 from ..weights.errors import FastQwenError
+from .device_model import DeviceModel
 from .sampling import SamplingSettings
 from .session import Session
 
-logger = logging.getLogger(__name__)
 QUEUED = 2  # rounds under way: the one that the host waits for, and the next
-
-
-class DeviceModel:
-    """A trunk's and its head's buffers for sequences of up to `capacity` tokens, and the parts of a round over them.
-
-    vocab   how many ids can be drawn
-    graphs  capture the parts; otherwise they are launched kernel by kernel
-    """
-
-    def __init__(self, trunk: Trunk, head: MtpHead | None, *, capacity: int, vocab: int, graphs: bool = True):
-        self.trunk, self.head, self.capacity, self.vocab = trunk, head, capacity, vocab
-        self.user: object = None  # the reply whose sequence the buffers hold
-        config, device = trunk.config, trunk.device
-        with torch.inference_mode():
-            self.state = trunk.new_state(capacity)
-            self.head_cache = None if head is None else head.new_cache(capacity, kind=trunk.kv, device=device)
-            self.round = rounds.allocate(config.vocab_size, config.hidden_size, trunk.dtype, trunk.rotary.inverse)
-            self.settings = sampling.new_settings(device)
-            self._dependent = dependent_launch(device)
-            self._workspace = sampling.allocate(vocab, device)
-            # The head's output that proposes, in slot 0 of rows that are otherwise zero.
-            self._row = torch.zeros(SLOTS, config.hidden_size, dtype=trunk.dtype, device=device)
-            self._shapes: dict[Tree, Tensor] = {}
-            self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
-            self.parts = {"verify": self._verify}
-            if self.head_cache is not None:
-                self.parts |= {"catch up": self._catch_up, "first": self._first, "next": self._next}
-        if graphs and device.type == "cuda" and self.usable:
-            with torch.inference_mode():
-                self._capture()
-
-    @property
-    def usable(self) -> bool:
-        """Whether all of it runs by kernels that read what differs between passes on the device."""
-        return self.state.runs_on_device and (self.head is None or self.head_cache.scratch is not None)
-
-    @property
-    def captured(self) -> bool:
-        return bool(self._graphs)
-
-    def run(self, part: str):
-        """Launches a part of a round."""
-        graph = self._graphs.get(part)
-        if graph is not None:
-            graph.replay()
-        else:
-            with torch.inference_mode():
-                self.parts[part]()
-
-    def set_tree(self, tree: Tree):
-        """The tree of the rounds that are launched from now on."""
-        words = self._shapes.get(tree)
-        if words is None:
-            places = [max(rank - 1, 0) for rank in tree.ranks]
-            host = torch.tensor(rounds.shape_words(tree.parents, places), dtype=torch.int32)
-            words = self._shapes[tree] = host.to(self.trunk.device)
-        self.round.shape.copy_(words)
-
-    def draw_first(self, logits: Tensor) -> tuple[int, bool]:
-        """(the first token of a reply, whether it could be drawn) from logits [V]; waits for it."""
-        round = self.round
-        self.set_tree(Tree(()))
-        round.marks.zero_()
-        round.state.zero_()
-        token, error = round.drawn[:1], round.errors[:1]
-        sampling.draw(
-            logits[None].contiguous(), self.settings, round.seen, self._workspace, vocab=self.vocab, tokens=token,
-            errors=error,
-        )  # fmt: skip
-        return int(token), not int(error)
-
-    def _verify(self):
-        round = self.round
-        rounds.begin_pass(round, dependent=self._dependent)
-        hidden, logits = self.trunk.decode(round, self.state)
-        sampling.draw(
-            logits, self.settings, round.seen, self._workspace, vocab=self.vocab, tokens=round.drawn,
-            errors=round.errors, dependent=self._dependent,
-        )  # fmt: skip
-        rounds.accept(round, dependent=self._dependent)
-        round.ring.hidden.index_copy_(0, round.ring.index, hidden)
-
-    def _catch_up(self):
-        """Up to eight waiting rows, one left for `first`."""
-        rounds.begin_head(self.round, keep=1, dependent=self._dependent)
-        self._waiting_rows()
-
-    def _first(self):
-        """The last waiting rows, and the first level's list."""
-        rounds.begin_head(self.round, dependent=self._dependent)
-        output = self._waiting_rows()
-        self._row[:1].copy_(output.index_select(0, self.round.head.last))
-        self._propose()
-
-    def _next(self):
-        """The next level's list."""
-        rounds.next_level(self.round, dependent=self._dependent)
-        self._row[:1].copy_(self._rows(self._row)[:1])
-        self._propose()
-
-    def _waiting_rows(self):
-        return self._rows(self.round.ring.hidden.index_select(0, self.round.head.gather))
-
-    def _rows(self, hidden):
-        rows = self.round.head
-        embeddings = self.trunk.embedding.weight_rows(rows.tokens, self.trunk.dtype)
-        return self.head.decode(embeddings, hidden, rows.cos, rows.sin, control=rows.attention, cache=self.head_cache)
-
-    def _propose(self):
-        rows = self.round.head
-        logits = self.trunk.head.verify(self.head.for_logits(self._row), SLOTS)[0][:1]
-        sampling.draw(
-            logits, self.settings, self.round.head_seen, self._workspace, vocab=self.vocab, tokens=rows.drawn,
-            errors=rows.errors, candidates=self.round.lists,
-            level=self.round.state[rounds.LEVEL : rounds.LEVEL + 1], dependent=self._dependent,
-        )  # fmt: skip
-
-    def _capture(self):
-        """Every part runs once as it is, over a state that is done and so changes nothing, and is then captured."""
-        self.set_tree(Tree(()))
-        self.round.state.zero_()
-        self.round.state[rounds.DONE] = 1
-        pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(self.trunk.device)
-        try:
-            stream.wait_stream(torch.cuda.current_stream(self.trunk.device))
-            with torch.cuda.stream(stream):
-                for part in self.parts.values():
-                    part()
-            torch.cuda.current_stream(self.trunk.device).wait_stream(stream)
-            graphs = {}
-            for name, part in self.parts.items():
-                graphs[name] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graphs[name], pool=pool, stream=stream):
-                    part()
-            self._graphs = graphs
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else ""
-            logger.warning("FastQwen: no CUDA graphs on %s (%s: %s); replies are slower.", self.trunk.device,
-                           type(error).__name__, reason)  # fmt: skip
 
 
 @dataclass
@@ -348,8 +202,6 @@ class _HostEvent:
     """A CUDA event's methods for passes that run as they are called."""
 
     def record(self):
-        import time
-
         self.seconds = time.perf_counter()
 
     def synchronize(self):
