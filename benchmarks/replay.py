@@ -132,6 +132,10 @@ def auto(texts: list[Ranks], times: PassTimes) -> dict:
 
     def run(texts):
         known, costs = Statistics(), Costs()
+        costs.expect(  # as an engine does that has captured its passes
+            verify_seconds=times.verify / 1e3, first_seconds=times.first_level / 1e3,
+            next_seconds=times.next_level / 1e3,
+        )  # fmt: skip
         tokens, speed, shapes = replay(texts, times, lambda: Planner(known, costs))
         trees = {name(tree): tree for tree in OPTIONS}
         means = {shape: fixed(texts, trees[shape], times)[0] for shape in shapes}

@@ -6,6 +6,7 @@ and replayed for every tree, length and outcome.
 
 import logging
 from collections.abc import Callable
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ class DeviceModel:
             self._row = torch.zeros(SLOTS, config.hidden_size, dtype=trunk.dtype, device=device)
             self._shapes: dict[Tree, Tensor] = {}
             self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+            self.seconds: dict[str, float] = {}  # of each part, where it was captured
             self.parts = {"verify": self._verify}
             if self.head_cache is not None:
                 self.parts |= {"catch up": self._catch_up, "first": self._first, "next": self._next}
@@ -145,6 +147,15 @@ class DeviceModel:
             level=self.round.state[rounds.LEVEL : rounds.LEVEL + 1], dependent=self._dependent,
         )  # fmt: skip
 
+    def _timed(self, name) -> float:
+        """Seconds of a part over a state that is done: of its weights and launches, though not of live rows."""
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(8)]
+        for event in events:
+            event.record()
+            self.run(name)
+        torch.cuda.synchronize(self.trunk.device)
+        return median(a.elapsed_time(b) for a, b in zip(events[1:], events[2:], strict=False)) / 1e3
+
     def _capture(self, on_part):
         """Every part runs once as it is, over a state that is done and so changes nothing, and is then captured."""
         self.set_tree(Tree(()))
@@ -167,6 +178,7 @@ class DeviceModel:
                 with torch.cuda.graph(graphs[name], pool=pool, stream=stream):
                     part()
             self._graphs = graphs
+            self.seconds = {name: self._timed(name) for name in self.parts}
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:

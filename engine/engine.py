@@ -173,6 +173,11 @@ class Engine:
             )  # fmt: skip
             self._on_device = model.usable
             self._device_model = model if model.usable else None
+            if {"verify", "first", "next"} <= model.seconds.keys():
+                self._costs.expect(
+                    verify_seconds=model.seconds["verify"], first_seconds=model.seconds["first"],
+                    next_seconds=model.seconds["next"],
+                )  # fmt: skip
         return self._device_model
 
     def _room_for(self, capacity: int) -> int:

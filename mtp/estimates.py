@@ -103,6 +103,15 @@ class Costs:
         self._points: dict[str, dict[int, float]] = {"verify": {}, "draft": {}, "catch up": {}}
         self._first_plain: float | None = None
 
+    def expect(self, *, verify_seconds: float, first_seconds: float, next_seconds: float) -> None:
+        """What was measured before any reply, on a device where all rows cost about the same: a verify pass, the first
+        draft level, each further one. Holds until two passes of a size were observed."""
+        for rows in (1, 2, SLOTS):
+            self._points["verify"].setdefault(rows, verify_seconds)
+        for depth in (1, 2):
+            self._points["draft"].setdefault(depth, first_seconds + (depth - 1) * next_seconds)
+        self._first_plain = verify_seconds if self._first_plain is None else self._first_plain
+
     def observe(self, tree: Tree, draft_seconds: float, verify_seconds: float, *, missed: int) -> None:
         """missed: the plain passes just before this one, whose tokens the head takes in now if it drafts."""
         if self._first_plain is None and not tree.depth:

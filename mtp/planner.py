@@ -18,9 +18,9 @@ PROBE = 64  # passes between probes while off is best
 EARLY_CHECKS, EARLY_CHECK = 6, 5  # how often and after how many drafts a plain pass is measured at first
 CHECK = 256  # the same later: its time grows with the context
 SETTLED = 48  # passes after which their prices stand
-MEMORY = 64  # observations that the counts remember
+MEMORY = 128  # observations that the counts remember
 PROBE_MEMORY = 16  # the same while off, so that a few probes can bring drafting back
-REPLY_MEMORY = 4  # the same between replies: another text may be another kind of text
+REPLY_MEMORY = 32  # the same between replies: another text may be another kind of text
 
 # What a reply may have lost against plain decoding, in plain passes: 1 plus 0.01 for each of the first 64 passes, 2.5%
 # of them, plus 0.012 a pass later; 0.5% are left for clocks that err by 3%. What drafts gained may be lost again up

@@ -382,3 +382,14 @@ def test_scores_are_plain_json_types_with_the_best_options_first():
 def test_a_fixed_tree_stays_whatever_happens(tree):
     assert set(simulate(Fixed(tree), NEVER, MACHINES["CPU, proportional to rows"], 40)[1]) == {tree}
     assert json.loads(json.dumps(Fixed(tree).scores()))["options"] == []
+
+
+def test_costs_measured_before_any_reply_spare_the_planner_its_first_measurements():
+    costs = Costs()
+    costs.expect(verify_seconds=0.002, first_seconds=0.0003, next_seconds=0.0002)
+    assert costs.known(OFF) and costs.known(Tree.chain(1))
+    assert costs.seconds(Tree.chain(5)) == pytest.approx(0.002 + 0.0003 + 4 * 0.0002)
+    assert Planner(Statistics(), costs).tree().depth > 0
+    for _ in range(2):  # what is then observed counts instead
+        costs.observe(OFF, 0.0, 0.003, missed=0)
+    assert costs.seconds(OFF) == 0.003
