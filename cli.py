@@ -8,6 +8,7 @@ import platform
 import sys
 
 from .benchmarks.arguments import add_bench
+from .terminal import Bar
 
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 KV_KINDS = ("auto", "int8", "bf16", "fp32")
@@ -139,7 +140,7 @@ def _generate(arguments) -> int:
     )
     check_request(max_tokens=arguments.max_tokens, stop=arguments.stop, mtp=arguments.mtp)
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    with _Bar("loading", "B") as bar:
+    with Bar("loading", "B") as bar:
         engine = load(
             arguments.model,
             device=arguments.device,
@@ -151,7 +152,7 @@ def _generate(arguments) -> int:
             context=arguments.context,
             on_load=bar,
         )
-    kernel_bar, prompt_bar = _Bar("kernels", "part"), _Bar("prompt", "token")
+    kernel_bar, prompt_bar = Bar("kernels", "part"), Bar("prompt", "token")
 
     def on_step(progress):
         if progress.phase == "prepare":
@@ -197,29 +198,6 @@ def _stream(reply):
     print(flush=True)
 
 
-class _Bar:
-    """A progress bar on stderr that shows itself once something takes longer than a second."""
-
-    def __init__(self, what: str, unit: str):
-        self.what, self.unit, self.bar = what, unit, None
-
-    def __call__(self, done: int, total: int):
-        if self.bar is None:
-            from tqdm import tqdm
-
-            self.bar = tqdm(
-                total=total, unit=self.unit, desc=self.what, file=sys.stderr, leave=False, delay=1, unit_scale=True
-            )
-        self.bar.update(done - self.bar.n)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.bar is not None:
-            self.bar.close()
-
-
 def _inspect(arguments) -> int:
     from .engine import resolve_path
     from .model.summary import summarise
@@ -241,7 +219,7 @@ def _quantize(arguments) -> int:
 
     device = resolve_device(arguments.device)
     source = Checkpoint.open(resolve_path(arguments.source))
-    with _Bar("quantising", "B") as bar:
+    with Bar("quantising", "B") as bar:
         done = convert(
             source,
             arguments.target,

@@ -9,9 +9,10 @@ from ..kernels.rms_norm import rms_norm, rms_norm_rows
 from ..mtp.acceptance import accept
 from ..mtp.tree import Tree
 from ..weights.backend import decide
+from .device_model import write_settings
 from .sampling import GREEDY, Sampler, SamplingSettings
 
-_VOCAB, _SEED, _REPLY = 2000, 12345, (7, 9, 1500)
+_SEED, _REPLY = 12345, (7, 9, 100)
 _SETTINGS = (
     GREEDY,
     SamplingSettings(temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2, presence_penalty=0.3),
@@ -24,7 +25,7 @@ def round_kernels(device: torch.device) -> tuple[bool, str]:
     return decide(device, "sampling and acceptance", wrong_result)
 
 
-def wrong_result(device: torch.device) -> str | None:
+def wrong_result(device: torch.device, vocab: int = 2000) -> str | None:
     """Runs the kernels on small random data; what differs from the reference, or None."""
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(8, 640, generator=generator).to(device), torch.randn(640, generator=generator).to(device)
@@ -33,9 +34,9 @@ def wrong_result(device: torch.device) -> str | None:
     if not bool(((both - wanted).abs() <= 1e-5 * (1 + wanted.abs())).all()):
         return "norms differ"
     tree = Tree((2, 2))
-    logits = (torch.randn(8, _VOCAB, generator=generator) * 3).to(device)
+    logits = (torch.randn(8, vocab, generator=generator) * 3).to(device)
     for settings in _SETTINGS:
-        round = rounds.allocate(_VOCAB, 64, torch.float32, torch.ones(4, device=device))
+        round = rounds.allocate(vocab, 64, torch.float32, torch.ones(4, device=device))
         words = rounds.shape_words(tree.parents, [max(rank - 1, 0) for rank in tree.ranks])
         round.shape.copy_(torch.tensor(words, dtype=torch.int32))
         state = rounds.state_words(
@@ -44,7 +45,7 @@ def wrong_result(device: torch.device) -> str | None:
         )  # fmt: skip
         round.state.copy_(torch.tensor(state, dtype=torch.int32))
         round.marks[list(_REPLY)] = 1
-        sampler = Sampler(settings, _SEED, _VOCAB)
+        sampler = Sampler(settings, _SEED, vocab)
 
         def drawn(slot, above, sampler=sampler):
             history = torch.tensor([*_REPLY, *above], device=device)
@@ -55,10 +56,11 @@ def wrong_result(device: torch.device) -> str | None:
         for level, (first, second) in enumerate(((drafts[0], drafts[2]), (drafts[1], drafts[3]))):
             round.lists[level, 0], round.lists[level, 1] = first, second
         rounds.begin_pass(round)
-        found = _settings(settings, device)
-        workspace = sampling.allocate(_VOCAB, device)
+        found = sampling.new_settings(device)
+        write_settings(found, settings, _SEED)
+        workspace = sampling.allocate(vocab, device)
         sampling.draw(
-            logits, found, round.seen, workspace, vocab=_VOCAB, tokens=round.drawn, errors=round.errors
+            logits, found, round.seen, workspace, vocab=vocab, tokens=round.drawn, errors=round.errors
         )  # fmt: skip
         rounds.accept(round)
         wanted_path = accept(tree, (_REPLY[-1], *drafts), drawn, stop_ids=(), room=80)
@@ -68,13 +70,3 @@ def wrong_result(device: torch.device) -> str | None:
         ):
             return "accepted tokens differ"
     return None
-
-
-def _settings(settings, device):
-    found = sampling.new_settings(device)
-    sampling.write_settings(
-        found, seed=_SEED, greedy=settings.is_greedy, temperature=settings.temperature, top_k=settings.top_k,
-        top_p=settings.top_p, min_p=settings.min_p, repetition_penalty=settings.repetition_penalty,
-        presence_penalty=settings.presence_penalty,
-    )  # fmt: skip
-    return found

@@ -17,8 +17,18 @@ from ..model.trunk import Trunk
 from ..mtp.head import MtpHead
 from ..mtp.tree import Tree
 from ..weights.backend import dependent_launch
+from .sampling import SamplingSettings
 
 logger = logging.getLogger(__name__)
+
+
+def write_settings(target: sampling.Settings, settings: SamplingSettings, seed: int):
+    """A request's settings as kernels/sampling.py's."""
+    sampling.write_settings(
+        target, seed=seed, greedy=settings.is_greedy, temperature=settings.temperature, top_k=settings.top_k,
+        top_p=settings.top_p, min_p=settings.min_p, repetition_penalty=settings.repetition_penalty,
+        presence_penalty=settings.presence_penalty,
+    )  # fmt: skip
 
 
 class DeviceModel:
@@ -87,6 +97,10 @@ class DeviceModel:
             host = torch.tensor(rounds.shape_words(tree.parents, places), dtype=torch.int32)
             words = self._shapes[tree] = host.to(self.trunk.device)
         self.round.shape.copy_(words)
+
+    def set_sampling(self, settings: SamplingSettings, seed: int):
+        """How tokens are chosen from now on."""
+        write_settings(self.settings, settings, seed)
 
     def draw_first(self, logits: Tensor) -> tuple[int, bool]:
         """(the first token of a reply, whether it could be drawn) from logits [V]; waits for it."""
@@ -175,7 +189,8 @@ class DeviceModel:
         try:
             for name, part in self.parts.items():
                 graphs[name] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graphs[name], pool=pool, stream=stream):
+                # Other threads of the process may go on using the GPU meanwhile.
+                with torch.cuda.graph(graphs[name], pool=pool, stream=stream, capture_error_mode="thread_local"):
                     part()
             self._graphs = graphs
             self.seconds = {name: self._timed(name) for name in self.parts}

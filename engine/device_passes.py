@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels import rounds, sampling
+from ..kernels import rounds
 from ..kernels.rows import SLOTS
 from ..mtp.acceptance import Accepted
 from ..mtp.drafts import Outcome
@@ -79,13 +79,8 @@ class DevicePasses:
 
     def first(self, logits: Tensor) -> int:
         model, round, state = self._model, self._model.round, self.session.state
-        settings = self._settings
         with torch.inference_mode():
-            sampling.write_settings(
-                model.settings, seed=self._seed, greedy=settings.is_greedy, temperature=settings.temperature,
-                top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p,
-                repetition_penalty=settings.repetition_penalty, presence_penalty=settings.presence_penalty,
-            )  # fmt: skip
+            model.set_sampling(self._settings, self._seed)
             token, drawn = model.draw_first(logits)
             if not drawn:
                 raise _no_token()

@@ -13,6 +13,7 @@ from ._attention_fragments import (
     value_fragments,
 )
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
+from ._float_products import dot
 from .attention import LONG_PART, PART_ENDS
 
 # The part table by level: the position a level starts at, the length of its parts, the index of its first part.
@@ -88,14 +89,6 @@ def _high(x):
 
 
 @triton.jit
-def _dot(a, b, acc, PRECISION: tl.constexpr):
-    if a.dtype == tl.float32:
-        return tl.dot(a, b, acc, input_precision=PRECISION)
-    else:
-        return tl.dot(a, b, acc)
-
-
-@triton.jit
 def _load_keys(p_keys, p_scales, slot, last, T: tl.constexpr, D: tl.constexpr):
     """(keys, scales) of a tile: int32 words in the order of fragments, or rows as stored."""
     INT8: tl.constexpr = p_keys.dtype.element_ty == tl.int8
@@ -132,9 +125,9 @@ def _attend(
         k, ks = _load_keys(p_k, p_ks, t, stop, T, D)
         v, v_odd, vs = _load_values(p_v, p_vs, t, stop, T, D, BY_WARP)
     keys = key_fragments(k, T, D, FAST) if WORDS else k.to(KIND)
-    s = _dot(keys, q_high, tl.zeros((T, M), tl.float32), PRECISION)
+    s = dot(keys, q_high, tl.zeros((T, M), tl.float32), PRECISION)
     if SPLIT_Q:
-        s = _dot(keys, q_low, s, PRECISION)
+        s = dot(keys, q_low, s, PRECISION)
     step = ks * (1.4426950408889634 / D**0.5)
     if WORDS:
         k, ks = _load_keys(p_k, p_ks, t + T, stop, T, D)
@@ -166,7 +159,7 @@ def _attend(
         else:
             acc = tl.dot(values, p.to(KIND), acc * shrink[None, :])
     else:
-        acc = _dot(tl.trans(v.to(KIND)), p.to(KIND), acc * shrink[None, :], PRECISION)
+        acc = dot(tl.trans(v.to(KIND)), p.to(KIND), acc * shrink[None, :], PRECISION)
     return k, ks, v, v_odd, vs, new_peak, total, acc
 
 

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ._float_products import dot
+
 
 @triton.jit
 def _multiplied(x, KIND: tl.constexpr, FAST: tl.constexpr):
@@ -45,14 +47,6 @@ def _log2_and_inverse(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _dot(a, b, acc, PRECISION: tl.constexpr):
-    if a.dtype == tl.float32:
-        return tl.dot(a, b, acc, input_precision=PRECISION)
-    else:
-        return tl.dot(a, b, acc)
-
-
-@triton.jit
 def _tile(
     p_k, p_v, p_ks, p_vs, q, q_low, q_scale, position, end, t, peak, total, acc,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr,
@@ -77,9 +71,9 @@ def _tile(
         s = s * q_scale[:, None]
     else:
         keys = tl.trans(_multiplied(k, KIND, FAST))
-        s = _dot(q, keys, tl.zeros((M, N), tl.float32), PRECISION)
+        s = dot(q, keys, tl.zeros((M, N), tl.float32), PRECISION)
         if SPLIT_Q:
-            s = _dot(q_low, keys, s, PRECISION)
+            s = dot(q_low, keys, s, PRECISION)
     step = 1.4426950408889634 / D**0.5
     if INT8:
         if MASKED:
@@ -111,7 +105,7 @@ def _tile(
         if MASKED:
             weights = tl.where(m_seen, weights, 0.0)
     total = total * shrink + tl.sum(weights, 1)
-    acc = _dot(p.to(KIND), _multiplied(v, KIND, FAST), acc * shrink[:, None], PRECISION)
+    acc = dot(p.to(KIND), _multiplied(v, KIND, FAST), acc * shrink[:, None], PRECISION)
     return new_peak, total, acc
 
 

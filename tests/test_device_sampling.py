@@ -1,10 +1,9 @@
 """Sampling on the device draws what engine/sampling.py draws, from any row, and drafts are its candidates."""
 
-import dataclasses
-
 import pytest
 import torch
 from fastqwen.engine import GREEDY, SamplingSettings
+from fastqwen.engine.device_model import write_settings
 from fastqwen.engine.sampling import Sampler
 from fastqwen.kernels import sampling
 
@@ -27,8 +26,7 @@ if DEVICE == "cuda":
 
 def written(settings, seed):
     found = sampling.new_settings(DEVICE)
-    fields = dataclasses.asdict(settings) | {"greedy": settings.is_greedy}
-    sampling.write_settings(found, seed=seed, **fields)
+    write_settings(found, settings, seed)
     return found
 
 

@@ -137,9 +137,10 @@ def test_more_stop_tokens_than_fit_are_refused():
 
 
 def test_the_check_before_first_use_passes_and_notices_a_wrong_result(monkeypatch):
-    assert wrong_result(DEVICE) is None
+    vocab = 2000 if DEVICE.type == "cuda" else 120  # the interpreter sorts slowly
+    assert wrong_result(DEVICE, vocab) is None
     monkeypatch.setattr(rounds, "accept", lambda round: None)
-    assert wrong_result(DEVICE) == "accepted tokens differ"
+    assert wrong_result(DEVICE, vocab) == "accepted tokens differ"
 
 
 @pytest.mark.parametrize("columns", [64, 96, 5120])
