@@ -177,6 +177,8 @@ def _kernels(model, layers):
 
 def run(arguments) -> int:
     """The command line's `bench decode`."""
+    if arguments.context < 1:
+        raise FastQwenError(f"--context is {arguments.context}: at least 1 token is needed before the first round.")
     if not torch.cuda.is_available():
         raise FastQwenError("bench decode times a GPU and finds none: run it on a machine with one.")
     summary = bench(

@@ -4,10 +4,8 @@ The host launches a round before it has read the one before, and hears of that f
 round runs, nothing waits for the host.
 """
 
-import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,15 +22,6 @@ from .sampling import SamplingSettings
 from .session import Session
 
 QUEUED = 2  # rounds under way: the one that the host waits for, and the next
-
-
-@dataclass
-class _Launched:
-    """A round under way."""
-
-    tree: Tree
-    record: Tensor
-    events: tuple  # start, drafted, end
 
 
 class DevicePasses:
@@ -52,9 +41,8 @@ class DevicePasses:
     ):
         self.session, self._model, self._planner, self._drafts = session, model, planner, drafts
         self._settings, self._seed, self._stop_ids, self._max_tokens = settings, seed, stop_ids, max_tokens
-        self._queue: deque[_Launched] = deque()
-        self._records = [_Record(model.trunk.device) for _ in range(QUEUED + 1)]
-        self._turn = 0
+        self._queue: deque[tuple[Tree, _Record]] = deque()
+        self._free = deque(_Record() for _ in range(QUEUED))
         self._reply = self._root = 0
         self._waiting = 0  # rows in the ring that the head has not seen, at most
         self._tree: Tree | None = None
@@ -125,8 +113,7 @@ class DevicePasses:
 
     def _launch(self, tree: Tree):
         model = self._model
-        record = self._records[self._turn]
-        self._turn = (self._turn + 1) % len(self._records)
+        record = self._free.popleft()
         with torch.inference_mode():
             if tree != self._tree:
                 model.set_tree(tree)
@@ -139,7 +126,7 @@ class DevicePasses:
             record.host.copy_(model.round.record, non_blocking=True)
             record.end.record()
         self._waiting += (tree.depth + 1) if self._drafts else 0
-        self._queue.append(_Launched(tree, record.host, (record.start, record.drafted, record.end)))
+        self._queue.append((tree, record))
 
     def _draft(self, tree):
         for _ in range(-(-max(self._waiting - SLOTS, 0) // SLOTS)):
@@ -150,10 +137,12 @@ class DevicePasses:
         self._waiting = 0
 
     def _take(self) -> Outcome:
-        launched = self._queue.popleft()
-        start, drafted, end = launched.events
-        end.synchronize()
-        words = launched.record.tolist()
+        tree, record = self._queue.popleft()
+        record.end.synchronize()
+        words = record.host.tolist()
+        draft_seconds = record.start.elapsed_time(record.drafted) / 1e3
+        verify_seconds = record.drafted.elapsed_time(record.end) / 1e3
+        self._free.append(record)
         _, steps, count, stopped, done, error, rows = words[:7]
         path, emitted = tuple(words[8 : 8 + steps]), tuple(words[16 : 16 + count])
         self._over = self._over or bool(done)
@@ -164,14 +153,11 @@ class DevicePasses:
         self._reply += count
         self.session.tokens += self._committed(steps, emitted)
         accepted = Accepted(path, emitted, bool(stopped))
-        outcome = Outcome(
-            launched.tree, accepted, None, bool(stopped) or count == room,
-            start.elapsed_time(drafted) / 1e3, drafted.elapsed_time(end) / 1e3,
-        )  # fmt: skip
+        cut = bool(stopped) or count == room
+        outcome = Outcome(tree, accepted, None, cut, draft_seconds, verify_seconds)
         if rows:
             self._planner.observe(
-                launched.tree, accepted, cut=outcome.cut, draft_seconds=outcome.draft_seconds,
-                verify_seconds=outcome.verify_seconds,
+                tree, accepted, cut=cut, draft_seconds=draft_seconds, verify_seconds=verify_seconds
             )  # fmt: skip
         return outcome
 
@@ -186,24 +172,9 @@ class DevicePasses:
 class _Record:
     """Where one round's record and times arrive."""
 
-    def __init__(self, device):
-        on_gpu = device.type == "cuda"
-        self.host = torch.zeros(rounds.RECORD, dtype=torch.int32, pin_memory=on_gpu)
-        make = (lambda: torch.cuda.Event(enable_timing=True)) if on_gpu else _HostEvent
-        self.start, self.drafted, self.end = make(), make(), make()
-
-
-class _HostEvent:
-    """A CUDA event's methods for passes that run as they are called."""
-
-    def record(self):
-        self.seconds = time.perf_counter()
-
-    def synchronize(self):
-        pass
-
-    def elapsed_time(self, end: "_HostEvent") -> float:
-        return (end.seconds - self.seconds) * 1e3
+    def __init__(self):
+        self.host = torch.zeros(rounds.RECORD, dtype=torch.int32, pin_memory=True)
+        self.start, self.drafted, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
 
 
 def _no_token() -> FastQwenError:

@@ -184,12 +184,16 @@ class Engine:
         """The class of sizes to allocate for, or what fits of it. Raises FastQwenError where `capacity` does not."""
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(self.device)[0]
-        most = self.context
+
+        attention = self.config.attention
+        layers = sum(kind == FULL for kind in self.config.layer_kinds) + (self.mtp_head is not None)
 
         def bytes_for(tokens):
-            return sum(cache_bytes(*shape, capacity=tokens, kind=self.trunk.kv) for shape in self._cache_shapes())
+            return layers * cache_bytes(
+                attention.kv_heads, attention.head_dim, capacity=tokens, kind=self.trunk.kv
+            )  # fmt: skip
 
-        room = capacity_class(capacity, most)
+        room = capacity_class(capacity, self.context)
         if bytes_for(room) > free * FREE_SHARE:
             room = tokens_within(int(free * FREE_SHARE), bytes_for, room)
         if room < capacity:
@@ -199,12 +203,6 @@ class Engine:
                 "shorten the prompt, or choose int8 keys and values."
             )
         return room
-
-    def _cache_shapes(self):
-        """(key-value heads, head dimension) of every attention layer, the MTP head's among them."""
-        attention = self.config.attention
-        layers = sum(kind == FULL for kind in self.config.layer_kinds) + (self.mtp_head is not None)
-        return [(attention.kv_heads, attention.head_dim)] * layers
 
     def _chooser(self, mtp, settings):
         if mtp == "auto":

@@ -288,6 +288,22 @@ def _norm_when_last(
 
 
 @triton.jit
+def _keep_replay(
+    p_keys, p_values, p_gates, k, v, g, beta, o_q, o_v, fills, h, part, m_live, leads,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """What the next pass needs of this one's rows to replay them, beside their columns."""
+    row = tl.arange(0, 8)
+    live = m_live[:, None]
+    kept = (fills * 8 + row)[:, None]
+    tl.store(p_keys + kept * HK * DK + o_q, k, mask=live & leads)
+    tl.store(p_values + kept * HV * DV + o_v - 2 * HK * DK, v, mask=live)
+    m_gates = m_live & (part + row * 0 == 0)
+    tl.store(p_gates + (fills * 16 + row) * HV + h, g, mask=m_gates)
+    tl.store(p_gates + (fills * 16 + 8 + row) * HV + h, beta, mask=m_gates)
+
+
+@triton.jit
 def delta_decode_kernel(
     p_x, x_stride, p_z, z_stride, p_b, b_stride, p_a, a_stride, p_taps, p_rate, p_dt_bias, p_norm, eps,
     p_control, p_recurrent, p_windows, p_columns, p_keys, p_values, p_gates, p_steps, p_out,
@@ -377,12 +393,7 @@ def delta_decode_kernel(
     now = _fetch_step(p_steps, o_value, KR, G, VC)  # always a step ahead of the computation
 
     _keep_rows(p_columns, columns_q[3], columns_k[3], columns_v[3], o_q, o_k, o_v, fills, live, leads, C)
-    kept = (fills * 8 + row)[:, None]
-    tl.store(p_keys + kept * HK * DK + o_q, k, mask=live & leads)
-    tl.store(p_values + kept * HV * DV + o_v - 2 * HK * DK, v, mask=live)
-    m_gates = m_live & (part + row * 0 == 0)
-    tl.store(p_gates + (fills * 16 + row) * HV + h, g, mask=m_gates)
-    tl.store(p_gates + (fills * 16 + 8 + row) * HV + h, beta, mask=m_gates)
+    _keep_replay(p_keys, p_values, p_gates, k, v, g, beta, o_q, o_v, fills, h, part, m_live, leads, HK, HV, DK, DV)
     p_new = p_windows + fills * 3 * C
     _store_window(p_new, window_q, o_q, leads, C)
     _store_window(p_new, window_k, o_k, leads, C)

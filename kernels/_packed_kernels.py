@@ -189,15 +189,7 @@ def packed_linear_kernel(
                 else:
                     r0, r1, r2, r3, s0, s1, s2, s3 = step8(j, v0, v1, v2, v3, v4, v5, v6, v7, scales, BITS, J)
                     p0, p1, p2, p3 = _multiply8(r0, r1, r2, r3, s0, s1, s2, s3, x0, x1, x2, x3, p0, p1, p2, p3)
-            v0 = u0
-            v1 = u1
-            v2 = u2
-            v3 = u3
-            v4 = u4
-            v5 = u5
-            v6 = u6
-            v7 = u7
-            scales = next_scales
+            v0, v1, v2, v3, v4, v5, v6, v7, scales = u0, u1, u2, u3, u4, u5, u6, u7, next_scales
         # Four reductions, though one of all four would save barriers: its words lie 128 bytes apart in shared memory,
         # one bank for all lanes, and that cost 1 us of 5 at 4096 x 4096.
         a0 = tl.sum((p0 - n0).reshape(WARPS, 32), 0).to(tl.float32)

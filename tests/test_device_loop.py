@@ -1,0 +1,170 @@
+"""The host's side of rounds on a device: with a scripted model, whatever is drafted, the loop yields its text."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fastqwen.engine import GREEDY, device_passes
+from fastqwen.engine.device_passes import DevicePasses
+from fastqwen.engine.loop import run
+from fastqwen.engine.report import LENGTH, STOP_TOKEN, Meter
+from fastqwen.kernels import rounds
+from fastqwen.mtp.tree import OFF, Tree
+from fastqwen.weights import FastQwenError
+
+pytest.importorskip("triton")
+CPU = torch.device("cpu")
+TEXT = [(7 * n + n // 5) % 40 + 3 for n in range(60)]  # the token at every index of the reply
+PROMPT = [1, 2, 3]
+
+
+class Event:
+    """A CUDA event where everything runs as it is called."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return 1.0
+
+
+class Scripted:
+    """A DeviceModel whose target writes TEXT; its drafts are right at every index that is no multiple of `wrong`."""
+
+    def __init__(self, wrong):
+        self.wrong, self.user, self.parts = wrong, None, []
+        self.trunk, self.head_cache = SimpleNamespace(device=CPU), SimpleNamespace(adopt=lambda *_: None, length=2)
+        self.round = rounds.allocate(64, 8, torch.float32, torch.ones(2))
+        self.broken = None  # an index at which nothing can be drawn
+
+    def set_tree(self, tree):
+        places = [max(rank - 1, 0) for rank in tree.ranks]
+        self.round.shape.copy_(torch.tensor(rounds.shape_words(tree.parents, places), dtype=torch.int32))
+
+    def set_sampling(self, settings, seed):
+        pass
+
+    def draw_first(self, logits):
+        return TEXT[0], True
+
+    def run(self, part):
+        self.parts.append(part)
+        round, reply = self.round, int(self.round.state[rounds.REPLY])
+        if part == "verify":
+            rounds.begin_pass(round)
+            for slot in range(8):
+                index = reply + int(round.shape[rounds.DEPTH + slot])
+                round.drawn[slot] = TEXT[min(index, len(TEXT) - 1)]
+                round.errors[slot] = int(index == self.broken)
+            rounds.accept(round)
+        else:
+            rounds.begin_head(round, keep=int(part == "catch up")) if part != "next" else rounds.next_level(round)
+            level = int(round.state[rounds.LEVEL])
+            right = TEXT[min(reply + level - 1, len(TEXT) - 1)]
+            place = 1 if (reply + level) % self.wrong == 0 else 0  # a wrong first choice, and the right one behind it
+            round.lists[level - 1] = torch.arange(50, 58)
+            round.lists[level - 1, place] = right
+
+
+class Session:
+    """The committed tokens, and what they are told at the end."""
+
+    def __init__(self, capacity):
+        self.tokens, self.capacity, self.valid, self.adopted = [], capacity, True, None
+        self.state = SimpleNamespace(length=0, next_position=0, buffer=0, adopt=self.adopt)
+
+    @property
+    def room(self):
+        return self.capacity - len(self.tokens)
+
+    def prefill(self, ids, on_chunk, on_hidden):
+        on_hidden(torch.zeros(len(ids), 8), torch.zeros(len(ids), 8), torch.arange(len(ids)).expand(3, -1))
+        self.tokens += ids
+        self.state.length = self.state.next_position = len(ids)
+        return torch.zeros(64)
+
+    def adopt(self, **state):
+        self.adopted = state
+
+
+class Turns:
+    def __init__(self, trees):
+        self.trees, self.seen, self.passes = trees, [], 0
+
+    def tree(self):
+        self.passes += 1
+        return self.trees[(self.passes - 1) % len(self.trees)]
+
+    def observe(self, tree, accepted, **measured):
+        self.seen.append((tree, len(accepted.path)))
+
+    def scores(self):
+        return {}
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch):
+    zeros = torch.zeros
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr(device_passes.torch, "zeros", lambda *sizes, pin_memory=False, **rest: zeros(*sizes, **rest))
+
+
+def reply(trees, *, wrong=4, tokens=40, capacity=100, stop_ids=(), broken=None):
+    model, session, planner, meter = Scripted(wrong), Session(capacity), Turns(trees), Meter(CPU)
+    model.broken = broken
+    model.head = SimpleNamespace(prefill=lambda *_, **options: None)
+    passes = DevicePasses(
+        model, session, planner, GREEDY, seed=0, drafts=trees != [OFF], stop_ids=stop_ids, max_tokens=tokens
+    )
+    steps = run(passes, PROMPT, stop_ids=stop_ids, max_tokens=tokens, on_step=lambda p: None, meter=meter)
+    return [token for new in steps for token in new], session, planner, meter, model
+
+
+TREES = [[OFF], [Tree.chain(1)], [Tree.chain(5)], [Tree((7,))], [Tree((2, 2, 2, 1))], [OFF, Tree((1, 1, 5)), OFF, OFF]]
+
+
+@pytest.mark.parametrize(
+    "trees", TREES, ids=lambda trees: "+".join("-".join(map(str, t.widths)) or "off" for t in trees)
+)
+def test_the_text_is_the_targets_and_the_session_holds_what_was_committed(trees):
+    text, session, planner, meter, model = reply(trees)
+    assert text == TEXT[:40] and meter.stop_reason == LENGTH
+    assert session.tokens == [*PROMPT, *TEXT[:39]]  # the last one is drawn and not fed
+    assert session.adopted["length"] == session.adopted["position"] == 3 + 39
+    # A round that was queued when the reply was over is not told to the planner.
+    assert sum(length for _, length in planner.seen) == 39
+    assert model.parts.count("verify") in (len(planner.seen), len(planner.seen) + 1)
+
+
+def test_right_second_choices_are_accepted_as_leaves():
+    chain, wide = (reply([tree], wrong=2)[2].seen for tree in (Tree.chain(3), Tree((2, 2, 2))))
+    assert len(wide) < len(chain)
+
+
+@pytest.mark.parametrize("trees", [[OFF], [Tree((2, 2, 2, 1))]], ids=["off", "tree"])
+def test_stop_tokens_limits_and_capacity_end_the_text(trees):
+    stop = TEXT[17]
+    text, session, _, meter, _ = reply(trees, stop_ids=(stop,))
+    end = TEXT.index(stop)
+    assert text == TEXT[:end] and meter.stop_reason == STOP_TOKEN and session.tokens == [*PROMPT, *TEXT[:end]]
+    assert reply(trees, tokens=1)[0] == TEXT[:1]
+    text, session, *_ = reply(trees, capacity=len(PROMPT) + 9)
+    assert text == TEXT[:10] and session.room == 0
+
+
+def test_a_token_that_cannot_be_drawn_is_one_clear_error_and_ends_the_session():
+    with pytest.raises(FastQwenError, match="no finite number"):
+        reply([Tree((2, 2, 2, 1))], broken=11)
+
+
+def test_rows_that_waited_are_all_seen_by_the_head_before_a_draft():
+    *_, model = reply([*[OFF] * 12, Tree.chain(1)], wrong=100)
+    assert "catch up" in model.parts
+    state = model.round.state
+    assert state[rounds.HEAD_LENGTH] >= 2 + 13 and state[rounds.READ] <= state[rounds.WRITTEN]
