@@ -8,10 +8,13 @@ time, and the float32 form with the reference. Then a chain of launches over lay
 CUDA graph, each a programmatic dependent of the one before where the GPU can. The floor is the bytes of the state, read
 and written once, at the machine's read ceiling; an empty launch in the same chain is printed beside it.
 
-Then kernels/delta_prefill.py over 512 tokens of a prompt, checked against the reference's chunks in float64.
+Then kernels/delta_prefill.py over prompts (--tokens 512 2048 8192), checked against the reference's chunks in float64;
+with --peer beside fla-core's chunk_gated_delta_rule on the same numbers in bf16, where that can be imported.
 """
 
 import argparse
+import importlib.util
+import itertools
 import json
 
 import torch
@@ -47,6 +50,7 @@ CASES = (
     ("final commit, 1 pending", (), 1, {}),
 )
 SEED, CALLS, ROTATE_BYTES = 0, 96, 300e6
+PIECE = 2048  # tokens of a long prompt that run at a time
 
 
 @triton.jit
@@ -167,45 +171,75 @@ def bench(shape: str, splits) -> dict:
     }  # fmt: skip
 
 
-def bench_prompt(shape: str, tokens: int = 512) -> dict:
-    """Microseconds of one layer over `tokens` of a prompt; the rule alone beside the reference's in plain torch."""
-    device, heads = torch.device("cuda"), SHAPES[shape]
-    torch.manual_seed(SEED)
-    repeat = heads.value_heads // heads.key_heads
+def rule_inputs(heads: Heads, tokens: int, device) -> list[torch.Tensor]:
+    """state, q, k, v, g, beta in float32; q, k, v and beta are numbers of bf16, so that a peer gets the same ones."""
     q, k = (torch.randn(tokens, heads.key_heads, heads.key_dim, device=device) for _ in range(2))
     q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
     v = torch.randn(tokens, heads.value_heads, heads.value_dim, device=device)
-    g, beta = (
-        -torch.rand(tokens, heads.value_heads, device=device),
-        torch.rand(tokens, heads.value_heads, device=device),
-    )
+    g, beta = torch.rand(2, tokens, heads.value_heads, device=device)
     state = torch.randn(heads.value_heads, heads.key_dim, heads.value_dim, device=device)
-    repeated = [x.repeat_interleave(repeat, 1) for x in (q, k)]
-    for found, wanted in zip(
-        delta_prefill.chunked(state, q, k, v, g, beta),
-        delta_rule.chunked(*(x.double() for x in (state, *repeated, v, g, beta))),
-        strict=True,
-    ):
-        error = ((found - wanted).norm() / wanted.norm()).item()
-        assert error < 3e-5, f"chunks differ from the float64 reference by {error}"
+    return [state, *(x.bfloat16().float() for x in (q, k, v)), -g, beta.bfloat16().float()]
+
+
+def relative_error(found, wanted) -> float:
+    """The larger of the outputs' and the state's relative error, by norm."""
+    return max(((x.double() - y).norm() / y.norm()).item() for x, y in zip(found, wanted, strict=True))
+
+
+def in_pieces(inputs, piece: int):
+    """The rule over prompt chunks of `piece` tokens, the state handed on, as the engine runs a long prompt."""
+    state, outputs = inputs[0], []
+    for start in range(0, len(inputs[1]), piece):
+        output, state = delta_prefill.chunked(state, *(x[start : start + piece] for x in inputs[1:]))
+        outputs.append(output)
+    return outputs, state
+
+
+def peer_rule(inputs):
+    """A call of fla-core's chunked rule on these inputs; (outputs, state) as ours gives them."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    state, q, k, v, g, beta = (x[None] for x in inputs)
+    q, k, v, beta = (x.bfloat16() for x in (q, k, v, beta))
+
+    def call():
+        with torch.no_grad():
+            o, after = chunk_gated_delta_rule(
+                q, k, v, g, beta, scale=1.0, initial_state=state, output_final_state=True
+            )  # fmt: skip
+        return o[0], after[0]
+
+    return call
+
+
+def bench_prompt(shape: str, tokens: int, peer: bool) -> dict:
+    """Microseconds of one layer over `tokens` of a prompt, and of the rule alone beside others of it."""
+    device, heads = torch.device("cuda"), SHAPES[shape]
+    torch.manual_seed(SEED)
+    inputs = rule_inputs(heads, tokens, device)
+    state, q, k, *rest = inputs
+    repeated = [x.repeat_interleave(heads.value_heads // heads.key_heads, 1) for x in (q, k)]
+    wanted = delta_rule.chunked(*(x.double() for x in (state, *repeated, *rest)))
+    errors = {"relative_error": relative_error(delta_prefill.chunked(*inputs), wanted)}
+    assert errors["relative_error"] < 3e-5, f"chunks differ from the float64 reference: {errors}"
     weights = make_weights(heads, device)
     whole = torch.randn(tokens, heads.channels + heads.value_heads * (heads.value_dim + 2), device=device).bfloat16()
     sizes = [heads.channels, heads.value_heads * heads.value_dim, heads.value_heads, heads.value_heads]
-    inputs, window = whole.split(sizes, 1), torch.zeros(3, heads.channels, dtype=torch.bfloat16, device=device)
+    rows, window = whole.split(sizes, 1), torch.zeros(3, heads.channels, dtype=torch.bfloat16, device=device)
     calls = {
-        "layer_us": lambda: delta_prefill.prefill(inputs, weights, window=window, recurrent=state),
-        "rule_us": lambda: delta_prefill.chunked(state, q, k, v, g, beta),
+        "layer_us": lambda: delta_prefill.prefill(rows, weights, window=window, recurrent=state),
+        "rule_us": lambda: delta_prefill.chunked(*inputs),
     }
-    times = {name: round(graph_microseconds([call] * 8), 1) for name, call in calls.items()}
-    times["torch_rule_us"] = round(_eager_microseconds(lambda: delta_rule.chunked(state, *repeated, v, g, beta)), 1)
-    print(f"  {shape}: {tokens} tokens, error {error:.1e}, {times}", flush=True)
-    return {
-        "what": "deltanet prompt",
-        "shape": shape,
-        **provenance(),
-        "tokens": tokens,
-        "relative_error": error,
-    } | times
+    if tokens > PIECE:
+        calls["rule_in_pieces_us"] = lambda: in_pieces(inputs, PIECE)
+    if peer:
+        calls["peer_rule_us"] = peer_rule(inputs)
+        errors["peer_relative_error"] = relative_error(calls["peer_rule_us"](), wanted)
+    times = {name: round(graph_microseconds([call] * 4, 10), 1) for name, call in calls.items()}
+    if tokens <= 512:
+        times["torch_rule_us"] = round(_eager_microseconds(lambda: delta_rule.chunked(state, *repeated, *rest)), 1)
+    print(f"  {shape}: {tokens} tokens, {errors}, {times}", flush=True)
+    return {"what": "deltanet prompt", "shape": shape, **provenance(), "tokens": tokens} | errors | times
 
 
 def _eager_microseconds(call, calls=10):
@@ -233,13 +267,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--split", nargs="*", default=[], help="others to time: blocks a head x columns a thread, 2x2")
+    parser.add_argument(
+        "--tokens", nargs="*", type=int, default=[512, 2048], help="of the prompts; none for no prompts"
+    )
+    parser.add_argument(
+        "--peer", action="store_true", help="also time fla-core's rule; it tunes itself at the first call"
+    )
+    parser.add_argument("--only-prompts", action="store_true")
     arguments = parser.parse_args()
     shapes = arguments.shape
-    for shape in shapes:
+    for shape in shapes if not arguments.only_prompts else ():
         splits = [split_for(SHAPES[shape].value_dim), *(tuple(map(int, s.split("x"))) for s in arguments.split)]
         print(json.dumps(bench(shape, splits)), flush=True)
-    for shape in shapes:
-        print(json.dumps(bench_prompt(shape)), flush=True)
+    peer = arguments.peer and importlib.util.find_spec("fla") is not None
+    for shape, tokens in itertools.product(shapes, arguments.tokens):
+        print(json.dumps(bench_prompt(shape, tokens, peer)), flush=True)
+    if arguments.peer and not peer:
+        print("fla-core is not installed: nothing to compare with")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The Triton kernels of kernels/delta_prefill.py, which says what they compute and how. Imported only with Triton.
 
-Products of float32 run on matrix units in three terms of ten mantissa bits each where PRECISION is "tf32x3"; both
-operands are then held twice in registers, so none is larger than 32 x 32 a warp and long sums go piece by piece.
+Products of float32 run on matrix units: in `chunk` in three terms of ten mantissa bits each where PRECISION is "tf32x3"
+(both operands are then held twice in registers, so none is larger than 32 x 32 a warp and long sums go piece by piece),
+in `walk` in three terms of bf16 with HALVES. What `walk` reads is split into its halves by `chunk`, once.
 The number of tokens is not specialised on: other lengths would compile other binaries.
 """
 
@@ -38,11 +39,60 @@ def _unit_lower_inverse(system, row, column, CHUNK: tl.constexpr, PRECISION: tl.
     return inverse
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit
+def _halves(x, HALVES: tl.constexpr):
+    """x as its bf16 and the bf16 of what that leaves; without HALVES x itself, twice."""
+    if HALVES:
+        # Halves away from zero, on integers: the conversion of a single number runs at an eighth of their rate.
+        bits = (x.to(tl.int32, bitcast=True) + 0x8000) & -0x10000
+        high = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        return high, (x - bits.to(tl.float32, bitcast=True)).to(tl.bfloat16)
+    else:
+        return x, x
+
+
+@triton.jit
+def _store_halves(p_x, plane, x, m_live, HALVES: tl.constexpr):
+    """Stores x float32, or with HALVES its halves `plane` elements apart."""
+    high, low = _halves(x, HALVES)
+    tl.store(p_x, high, mask=m_live)
+    if HALVES:
+        tl.store(p_x + plane, low, mask=m_live)
+
+
+@triton.jit
+def _load_halves(p_x, plane, m_live, HALVES: tl.constexpr):
+    high = tl.load(p_x, mask=m_live, other=0.0)
+    if HALVES:
+        return high, tl.load(p_x + plane, mask=m_live, other=0.0)
+    else:
+        return high, high
+
+
+# The interpreter multiplies bf16 by its bits, and has no range that ends at an argument.
+_INTERPRETED = tl.constexpr(not isinstance(_load_halves, triton.JITFunction))
+
+
+@triton.jit
+def _product(a, b, total, HALVES: tl.constexpr):
+    """total + a b of two pairs of halves; what is left out is the product of the two low ones."""
+    if HALVES and _INTERPRETED:
+        total = tl.dot(a[1].to(tl.float32), b[0].to(tl.float32), total)
+        total = tl.dot(a[0].to(tl.float32), b[1].to(tl.float32), total)
+        return tl.dot(a[0].to(tl.float32), b[0].to(tl.float32), total)
+    elif HALVES:
+        total = tl.dot(a[1], b[0], total)
+        total = tl.dot(a[0], b[1], total)
+        return tl.dot(a[0], b[0], total)
+    else:
+        return tl.dot(a[0], b[0], total, input_precision="ieee")
+
+
+@triton.jit(do_not_specialize=["tokens", "chunks"])
 def chunk_kernel(
-    p_q, p_k, p_v, p_g, p_beta, p_from_start, p_to_end, p_mix, p_seen, p_writes, tokens,
+    p_q, p_k, p_v, p_g, p_beta, p_q_halves, p_k_halves, p_from_start, p_to_end, p_mix, p_seen, p_writes, tokens, chunks,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PK: tl.constexpr, PV: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """What needs no state: program (c, h) for chunk c of value head h."""
     c = tl.program_id(0)
@@ -51,12 +101,16 @@ def chunk_kernel(
     column = tl.arange(0, CHUNK)
     token = (c * CHUNK + row).to(tl.int64)
     live = token < tokens
+    leads = live & (h % (HV // HK) + row * 0 == 0)  # the first of a key head's value heads splits q and k
     # Dead rows have k = v = beta = g = 0: they write nothing and let everything pass.
     g = tl.load(p_g + token * HV + h, mask=live, other=0.0)
     beta = tl.load(p_beta + token * HV + h, mask=live, other=0.0)
     o_key = (token * HK + h // (HV // HK))[:, None] * DK + tl.arange(0, PK)[None, :]
     o_value = (token * HV + h)[:, None] * DV + tl.arange(0, PV)[None, :]
-    o_row = (c.to(tl.int64) * HV + h) * CHUNK + row  # of the chunk's rows in what is stored
+    o_chunk = c.to(tl.int64) * HV + h
+    o_row = o_chunk * CHUNK + row  # of the chunk's rows in what is stored
+    plane = tokens.to(tl.int64) * (HK * DK)
+    stored = chunks.to(tl.int64) * (HV * CHUNK)
     total = tl.cumsum(g.to(tl.float64), 0)  # differences of sums that strong gates make large
     last = tl.sum(g.to(tl.float64), 0)
     from_start = tl.exp(total.to(tl.float32))
@@ -67,66 +121,92 @@ def chunk_kernel(
     for piece in range(0, DK // PK):
         k = tl.load(p_k + o_key + piece * PK, mask=live[:, None], other=0.0)
         q = tl.load(p_q + o_key + piece * PK, mask=live[:, None], other=0.0)
+        if HALVES:
+            _store_halves(p_k_halves + o_key + piece * PK, plane, k, leads[:, None], HALVES)
+            _store_halves(p_q_halves + o_key + piece * PK, plane, q, leads[:, None], HALVES)
         products = tl.dot(k, tl.trans(k), products, input_precision=PRECISION)
         mix = tl.dot(q, tl.trans(k), mix, input_precision=PRECISION)
     decay = _decay(total, row, column)
-    tl.store(p_mix + o_row[:, None] * CHUNK + column[None, :], decay * mix)
+    everywhere = (row >= 0)[:, None]
+    p_mix_row = p_mix + o_row[:, None] * CHUNK + column[None, :]
+    _store_halves(p_mix_row, stored * CHUNK, decay * mix, everywhere, HALVES)
     system = tl.where(row[:, None] > column[None, :], beta[:, None] * decay * products, 0.0)
     inverse = _unit_lower_inverse(system, row, column, CHUNK, PRECISION)
     for piece in range(0, DK // PK):
         k = tl.load(p_k + o_key + piece * PK, mask=live[:, None], other=0.0) * (beta * from_start)[:, None]
         p_piece = p_seen + o_row[:, None] * DK + piece * PK + tl.arange(0, PK)[None, :]
-        tl.store(p_piece, tl.dot(inverse, k, input_precision=PRECISION))
+        # Negated, since the walk subtracts it.
+        _store_halves(p_piece, stored * DK, -tl.dot(inverse, k, input_precision=PRECISION), everywhere, HALVES)
     for piece in range(0, DV // PV):
         v = tl.load(p_v + o_value + piece * PV, mask=live[:, None], other=0.0) * beta[:, None]
-        p_piece = p_writes + o_row[:, None] * DV + piece * PV + tl.arange(0, PV)[None, :]
-        tl.store(p_piece, tl.dot(inverse, v, input_precision=PRECISION))
+        o_column = (o_chunk * DV + piece * PV + tl.arange(0, PV)) * CHUNK
+        tl.store(p_writes + o_column[None, :] + row[:, None], tl.dot(inverse, v, input_precision=PRECISION))
+
+
+@triton.jit
+def _walk_chunk(
+    state, c, h, value, p_q, p_k, p_from_start, p_to_end, p_mix, p_seen, p_writes, p_out, tokens, plane, stored,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PV: tl.constexpr, CHUNK: tl.constexpr,
+    HALVES: tl.constexpr,
+):  # fmt: skip
+    """Stores the outputs of chunk c and returns the state after it, [PV, DK]."""
+    row = tl.arange(0, CHUNK)
+    key = tl.arange(0, DK)
+    token = (c * CHUNK + row).to(tl.int64)
+    live = token < tokens
+    o_key = (token * HK + h // (HV // HK))[:, None] * DK + key[None, :]
+    o_chunk = (c * HV + h).to(tl.int64)
+    o_row = o_chunk * CHUNK + row
+    everywhere = (row >= 0)[:, None]
+    seen = _load_halves(p_seen + o_row[:, None] * DK + key[None, :], stored * DK, everywhere, HALVES)
+    q = _load_halves(p_q + o_key, plane, live[:, None], HALVES)
+    k = _load_halves(p_k + o_key, plane, live[:, None], HALVES)
+    mix = _load_halves(p_mix + o_row[:, None] * CHUNK + row[None, :], stored * CHUNK, everywhere, HALVES)
+    writes = tl.load(p_writes + (o_chunk * DV + value)[:, None] * CHUNK + row[None, :])
+    from_start = tl.load(p_from_start + o_row)[None, :]
+    to_end = tl.load(p_to_end + o_row)[None, :]
+    whole = tl.load(p_from_start + o_chunk * CHUNK + CHUNK - 1)
+    before = _halves(state, HALVES)
+    writes = _product(before, (tl.trans(seen[0]), tl.trans(seen[1])), writes, HALVES)
+    o = tl.zeros((PV, CHUNK), tl.float32)
+    o = _product(before, (tl.trans(q[0]), tl.trans(q[1])), o, HALVES) * from_start
+    o = _product(_halves(writes, HALVES), (tl.trans(mix[0]), tl.trans(mix[1])), o, HALVES)
+    tl.store(p_out + ((token * HV + h) * DV)[None, :] + value[:, None], o, mask=live[None, :])
+    return _product(_halves(writes * to_end, HALVES), k, state * whole, HALVES)
 
 
 @triton.jit(do_not_specialize=["tokens", "chunks"])
 def walk_kernel(
     p_q, p_k, p_from_start, p_to_end, p_mix, p_seen, p_writes, p_state, p_new_state, p_out, tokens, chunks,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PK: tl.constexpr, PV: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PV: tl.constexpr, CHUNK: tl.constexpr,
+    HALVES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The state along the chunks: program (h, b) for PV value columns of value head h."""
+    """The state along the chunks: program (h, b) for PV value columns of value head h.
+
+    Everything is transposed, values over keys or tokens: what a product gives lies in registers as the left operand of
+    the next wants it, so the state and the writes never leave them; the right operands come from memory, stages ahead.
+    """
     h = tl.program_id(0)
-    row = tl.arange(0, CHUNK)
-    key = tl.arange(0, PK)
-    o_value = tl.program_id(1) * PV + tl.arange(0, PV)[None, :]
-    o_state = h * DK * DV + key[:, None] * DV + o_value
-    state = ()
-    for piece in tl.static_range(DK // PK):
-        state = state + (tl.load(p_state + o_state + piece * PK * DV),)
-    c = 0
-    while c < chunks:
-        token = (c * CHUNK + row).to(tl.int64)
-        live = (token < tokens)[:, None]
-        o_key = (token * HK + h // (HV // HK))[:, None] * DK + key[None, :]
-        o_row = (c * HV + h) * CHUNK + row
-        p_seen_row = p_seen + o_row[:, None] * DK + key[None, :]
-        from_start = tl.load(p_from_start + o_row)[:, None]
-        to_end = tl.load(p_to_end + o_row)[:, None]
-        whole = tl.load(p_from_start + (c * HV + h) * CHUNK + CHUNK - 1)
-        mix = tl.load(p_mix + o_row[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :])
-        writes = tl.load(p_writes + o_row[:, None] * DV + o_value)
-        o = tl.zeros((CHUNK, PV), tl.float32)
-        for piece in tl.static_range(DK // PK):
-            seen = tl.load(p_seen_row + piece * PK)
-            writes = tl.dot(-seen, state[piece], writes, input_precision=PRECISION)
-            q = tl.load(p_q + o_key + piece * PK, mask=live, other=0.0) * from_start
-            o = tl.dot(q, state[piece], o, input_precision=PRECISION)
-        o = tl.dot(mix, writes, o, input_precision=PRECISION)
-        tl.store(p_out + (token * HV + h)[:, None] * DV + o_value, o, mask=live)
-        after = ()
-        for piece in tl.static_range(DK // PK):
-            k = tl.load(p_k + o_key + piece * PK, mask=live, other=0.0) * to_end
-            decayed = state[piece] * whole
-            after = after + (tl.dot(tl.trans(k), writes, decayed, input_precision=PRECISION),)
-        state = after
-        c += 1
-    for piece in tl.static_range(DK // PK):
-        tl.store(p_new_state + o_state + piece * PK * DV, state[piece])
+    value = tl.program_id(1) * PV + tl.arange(0, PV)
+    plane = tokens.to(tl.int64) * (HK * DK)
+    stored = chunks.to(tl.int64) * (HV * CHUNK)
+    o_state = h * DK * DV + tl.arange(0, DK)[None, :] * DV + value[:, None]
+    state = tl.load(p_state + o_state)
+    if _INTERPRETED:  # a second form, since the compiler has loads on their way ahead in no other loop than a range
+        c = 0
+        while c < chunks:
+            state = _walk_chunk(
+                state, c, h, value, p_q, p_k, p_from_start, p_to_end, p_mix, p_seen, p_writes, p_out, tokens, plane,
+                stored, HK, HV, DK, DV, PV, CHUNK, HALVES,
+            )  # fmt: skip
+            c += 1
+    else:
+        for c in tl.range(0, chunks, num_stages=STAGES):
+            state = _walk_chunk(
+                state, c, h, value, p_q, p_k, p_from_start, p_to_end, p_mix, p_seen, p_writes, p_out, tokens, plane,
+                stored, HK, HV, DK, DV, PV, CHUNK, HALVES,
+            )  # fmt: skip
+    tl.store(p_new_state + o_state, state)
 
 
 @triton.jit

@@ -114,7 +114,7 @@ def allocate(heads: Heads, *, dtype: torch.dtype, device) -> State:
 
 def split_for(value_dim: int) -> tuple[int, int]:
     """(blocks a head, consecutive value columns a thread); blocks are a power of two and have at least 16 columns."""
-    return min(4, value_dim // 16), 2
+    return min(2, value_dim // 16), 2
 
 
 def allocate_steps(heads: Heads, device, split: tuple[int, int] | None = None) -> Tensor:

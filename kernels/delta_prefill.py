@@ -5,16 +5,17 @@
             D_ij = exp(G_i - G_j) for j <= i:
                 M = (I + tril(beta_i D_ij (k_i.k_j), -1))^-1,   mix = tril(D_ij (q_i.k_j)),
                 seen = M (beta exp(G) K),   writes = M (beta V)
-    walk    the state along the chunks, for every value head and 16 of its columns:
-                d = writes - seen S;   o = exp(G) Q S + mix d;   S <- exp(G_T) S + (exp(G_T - G) K)^T d
+    walk    the state along the chunks, for every value head and 64 of its columns:
+                d = writes - seen S;   o = exp(G) (Q S) + mix d;   S <- exp(G_T) S + K^T (exp(G_T - G) d)
     norm    gated_rms_norm(o, z)
 
 This is the chunk form of kernels/delta_rule.py with the triangular system inverted, so that nothing but products is
-left for the walk. Sums of g are float64, all else and the state float32. On NVIDIA products run on the matrix units as
-three products of numbers with 11 significant bits ("tf32x3"): what is dropped is at most 2^-20 of a product, where a
-float32 rounding is 2^-24; elsewhere they are float32 products ("ieee"). Chunks start at multiples of CHUNK from the
-first token given, and a token's bits depend on nothing behind its chunk. Prompts and decode passes add up in different
-orders: their states agree to rounding.
+left for the walk. Sums of g are float64, all else and the state float32. On NVIDIA products run on the matrix units:
+within a chunk as three products of numbers with 11 significant bits ("tf32x3"), what is dropped being at most 2^-20 of
+a product; in the walk as three products of bf16 numbers: an operand is the sum of two of them to 2^-18, and the product
+of the two low ones, at most 2^-18 again, is dropped. Elsewhere they are float32 products ("ieee"). Chunks start at
+multiples of CHUNK from the first token given, and a token's bits depend on nothing behind its chunk. Prompts and decode
+passes add up in different orders: their states agree to rounding.
 """
 
 from collections.abc import Sequence
@@ -26,15 +27,18 @@ from .delta_decode import TAPS, Heads, Weights, supports
 
 CHUNK = 32
 _PIECE = 32  # columns of an operand at a time; see the kernels
-_COLUMNS = 16  # value columns that a block walks with: 256 blocks for 32 heads, two a multiprocessor
+_COLUMNS = 64  # value columns that a block walks with, 16 a warp: the rows of Hopper's products
 _ROWS = 16  # tokens a block of the elementwise launches
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def chunked(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+def chunked(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, halves: bool | None = None
+) -> tuple[Tensor, Tensor]:
     """Runs T tokens from `state`, as delta_rule.chunked does, keys not repeated for their value heads.
 
     state [Hv, dk, dv]; q and k [T, Hk, dk], v [T, Hv, dv], g and beta [T, Hv]; all float32 and contiguous.
+    halves  products of the walk in three of bf16, as is usual on NVIDIA and nowhere else
     Returns (outputs [T, Hv, dv], new state); `state` is not changed. Raises ValueError where a shape does not fit.
     """
     from . import _delta_prefill_kernels as _kernels  # here, because without a GPU nobody needs Triton
@@ -49,19 +53,40 @@ def chunked(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Ten
     _check(wanted, torch.float32, contiguous=True)
     if not supports(heads):
         raise ValueError(f"{heads}: the kernels lack these head sizes; use delta_rule.chunked")
-    chunks = -(-tokens // CHUNK)
-    shapes = (), (), (CHUNK,), (dk,), (dv,)
-    between = [v.new_empty(chunks, hv, CHUNK, *shape) for shape in shapes]  # what `chunk` leaves for `walk`
     nvidia = v.device.type == "cuda" and torch.version.hip is None
-    sizes = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "PK": min(dk, _PIECE), "CHUNK": CHUNK}
-    # Products of products keep a warp's rows together, and 32 rows are two warps' work; more would repeat it.
-    options = {**sizes, "PRECISION": "tf32x3" if nvidia else "ieee", "num_warps": 2}
-    _kernels.chunk_kernel[(chunks, hv)](q, k, v, g, beta, *between, tokens, PV=min(dv, _PIECE), **options)
     new_state, out = torch.empty_like(state), torch.empty_like(v)
-    _kernels.walk_kernel[(hv, dv // _COLUMNS)](
-        q, k, *between, state, new_state, out, tokens, chunks, PV=_COLUMNS, **options
-    )  # fmt: skip
+    _walk(_kernels, heads, (q, k, v, g, beta), state, new_state, out, nvidia if halves is None else halves)
     return out, new_state
+
+
+def _walk(kernels, heads, inputs, state, new_state, out, halves):
+    """Both launches of the rule. halves: products of the walk as three of bf16 halves, not as float32 ones."""
+    hk, hv, dk, dv = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim
+    q, k, v = inputs[:3]
+    tokens, nvidia = len(q), v.device.type == "cuda" and torch.version.hip is None
+    chunks, columns = -(-tokens // CHUNK), min(dv, _COLUMNS)
+    half = lambda *shape: v.new_empty(2, *shape, dtype=torch.bfloat16) if halves else v.new_empty(shape)  # noqa: E731
+    split = [half(*x.shape) for x in (q, k)] if halves else [q, k]
+    rows = chunks, hv, CHUNK
+    between = [v.new_empty(rows), v.new_empty(rows), half(*rows, CHUNK), half(*rows, dk)]  # `chunk` leaves for `walk`
+    between += [v.new_empty(chunks, hv, dv, CHUNK)]
+    sizes = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "CHUNK": CHUNK, "HALVES": halves}
+    # Products of products keep a warp's rows together, and 32 rows are two warps' work; more would repeat it.
+    kernels.chunk_kernel[(chunks, hv)](
+        *inputs, *split, *between, tokens, chunks, PK=min(dk, _PIECE), PV=min(dv, _PIECE),
+        PRECISION="tf32x3" if nvidia else "ieee", num_warps=2, **sizes,
+    )  # fmt: skip
+    kernels.walk_kernel[(hv, dv // columns)](
+        *split, *between, state, new_state, out, tokens, chunks,
+        PV=columns, STAGES=walk_stages(v.device), num_warps=max(1, columns // 16), **sizes,
+    )  # fmt: skip
+
+
+def walk_stages(device) -> int:
+    """Chunks whose operands are on their way at once: two take 110 KiB of shared memory."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return 1
+    return 2 if torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= 160 << 10 else 1
 
 
 def prefill(

@@ -221,9 +221,15 @@ def delta_variants(decode, prefill, target):
         yield delta_source(decode, dtype, wide, **shape, **flags), options
         if dtype == "fp16":
             continue
-        pieces = {"PK": min(dim, 32), "CHUNK": 32, "PRECISION": precision}
-        for kernel, columns in ((prefill.chunk_kernel, min(dim, 32)), (prefill.walk_kernel, 16)):
-            yield delta_source(kernel, dtype, (), **shape, **pieces, PV=columns), {"num_warps": 2}
+        halves = target.backend == "cuda"
+        sizes = shape | {"CHUNK": 32, "HALVES": halves}
+        wide = ("p_q_halves", "p_k_halves", "p_mix", "p_seen") if halves else ()
+        pieces = {"PK": min(dim, 32), "PV": min(dim, 32), "PRECISION": precision}
+        yield delta_source(prefill.chunk_kernel, "bf16", wide, **sizes, **pieces), {"num_warps": 2}
+        wide = ("p_q", "p_k", "p_mix", "p_seen") if halves else ()
+        columns = min(dim, 64)
+        walk = {"PV": columns, "STAGES": 2 if halves and SHARED[target.arch] > 160 << 10 else 1}
+        yield delta_source(prefill.walk_kernel, "bf16", wide, **sizes, **walk), {"num_warps": max(1, columns // 16)}
         wide = ("p_x", "p_b", "p_a", "p_window")
         yield delta_source(prefill.inputs_kernel, dtype, wide, **shape, ROWS=16), {"num_warps": 4}
         norm = {"HV": heads, "DV": dim, "ROWS": 16}

@@ -48,6 +48,11 @@ def wanted(state, q, k, v, g, beta):
 # those of its convolution and norm (4), the state, the inverse, the mix and the update: eight in turn, the last four
 # independent between tokens, so that those of 100 tokens are ten times those of one.
 BOUND = (8 if ON_GPU else 1) * (4 + 4 * 10) * UNIT
+# The walk's products in bf16 halves: either operand is off by 2^-18 at most and the dropped product is as small, of
+# either sign, together 2^-18 on average. A chunk has four in turn, and the four chunks of 100 tokens, which are
+# independent, twice those of one.
+HALVES = 4 * 2 * 2.0**-18
+BOUND += HALVES if ON_GPU else 0
 
 
 @pytest.mark.parametrize("tokens", [1, 31, 32, 33, 100])
@@ -61,6 +66,15 @@ def test_chunks_equal_the_float64_steps_from_any_state(heads, gate, tokens):
     assert relative(found, expected) < BOUND
     assert relative(state, expected_state) < BOUND
     assert torch.equal(inputs[0], before)
+
+
+@pytest.mark.parametrize("gate", [1e-6, 1.0], ids=["never_forgets", "forgets"])
+def test_products_of_bf16_halves_lose_no_more_than_their_halves(gate):
+    inputs = rule_inputs(Heads(1, 2, 32, 64), 100, gate)
+    (found, state), (expected, expected_state) = chunked(*inputs, halves=True), wanted(*inputs)
+    # The interpreter cuts off where a GPU rounds: twice the error in either half, and always to one side.
+    bound = BOUND if ON_GPU else BOUND + 4 * HALVES
+    assert relative(found, expected) < bound and relative(state, expected_state) < bound
 
 
 def test_one_key_over_and_over_is_no_harder():
