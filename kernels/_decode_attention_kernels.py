@@ -16,6 +16,8 @@ from ._attention_parts import exponent, parts_before
 from ._attention_parts import part as part_of
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
 from ._float_products import dot
+
+
 @triton.jit
 def _load_rows(p_numbers, slot, last, T: tl.constexpr, D: tl.constexpr):
     """T slots as stored, [T, D]; zeros from `last` on, whatever lies there."""
@@ -204,7 +206,9 @@ def _part_sums(p_peak, p_total, p_acc, at, m_part, o_d, D: tl.constexpr):
 
 
 @triton.jit
-def _load_chunk(p_peak, p_total, p_acc, first, part, count, o_d, D: tl.constexpr, GROUP: tl.constexpr, TURNS: tl.constexpr):
+def _load_chunk(
+    p_peak, p_total, p_acc, first, part, count, o_d, D: tl.constexpr, GROUP: tl.constexpr, TURNS: tl.constexpr
+):
     """The parts of a chunk, TURNS for each place; those from `count` on are empty."""
     loaded = ()
     for turn in tl.static_range(TURNS):
