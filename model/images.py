@@ -7,47 +7,19 @@ become one token together. Sizes and levels are equal to those of transformers' 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..weights.errors import FastQwenError
+from .image_rules import ImageRules
 from .resample import resize
 
 WHITE = (255, 255, 255)
 MAX_RATIO = 200  # of a picture's sides, as the released processor has it
 LEVELS_16 = 257  # 16-bit levels in one 8-bit level: 65535 / 255
 OTHER_SUFFIXES = {".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v"}
-
-
-@dataclass(frozen=True)
-class ImageRules:
-    """How pictures become patches. `patch` and `merge` are the tower's; the areas are in pixels.
-
-    video_min_pixels, video_max_pixels  of all frames of a video together
-    mean, std   of levels between 0 and 1
-    """
-
-    patch: int = 16
-    merge: int = 2
-    temporal: int = 2
-    min_pixels: int = 65536
-    max_pixels: int = 16777216
-    video_min_pixels: int = 4096
-    video_max_pixels: int = 25165824
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-
-    @property
-    def factor(self) -> int:
-        """Pixels along a side of one token."""
-        return self.patch * self.merge
-
-    def tokens(self, height: int, width: int) -> int:
-        """Tokens of one resized picture, or of one pair of a video's frames."""
-        return height * width // self.factor**2
 
 
 def read_image(path, background: Sequence[int] = WHITE) -> Tensor:
@@ -131,25 +103,35 @@ def as_pictures(value) -> list[Tensor]:
 def fit(height: int, width: int, rules: ImageRules, max_pixels: int | None = None) -> tuple[int, int]:
     """The size (height, width) in pixels that a picture is resized to: within `max_pixels`, where that is less than
     the rules' own bound. Raises FastQwenError for sides of more than 200 to 1."""
+    check_ratio(height, width)
+    most = min(rules.max_pixels, max_pixels or rules.max_pixels)
+    return resized(height, width, rules.factor, (min(rules.min_pixels, most), most))
+
+
+def check_ratio(height: int, width: int):
+    """Refuses sides of more than 200 to 1."""
     if max(height, width) > MAX_RATIO * min(height, width):
         raise FastQwenError(
             f"An image of {width}x{height} pixels is too narrow: one side may be {MAX_RATIO} times the other at most; "
             "crop it."
         )
-    most = min(rules.max_pixels, max_pixels or rules.max_pixels)
-    return resized(height, width, 1, rules.factor, min(rules.min_pixels, most), most)
 
 
-def resized(height: int, width: int, frames: int, factor: int, least: int, most: int) -> tuple[int, int]:
-    """(height, width) as multiples of `factor` with `frames` times their area between `least` and `most`."""
-    # round() takes halves to the even number, as the released processor does.
+def resized(
+    height: int, width: int, factor: int, bounds: tuple[int, int], frames: int = 1, counted: int = 1
+) -> tuple[int, int]:
+    """(height, width) as multiples of `factor`, `counted` times their area within `bounds`.
+
+    frames  by whose whole area a side is scaled where they are not (a video's number of frames before it is made even)
+    """
+    # round() takes halves to the even number, as the released processors do.
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
-    if frames * rows * columns > most:
-        scale = math.sqrt(frames * height * width / most)
+    if counted * rows * columns > bounds[1]:
+        scale = math.sqrt(frames * height * width / bounds[1])
         rows = max(factor, math.floor(height / scale / factor) * factor)
         columns = max(factor, math.floor(width / scale / factor) * factor)
-    elif frames * rows * columns < least:
-        scale = math.sqrt(least / (frames * height * width))
+    elif counted * rows * columns < bounds[0]:
+        scale = math.sqrt(bounds[0] / (frames * height * width))
         rows, columns = (math.ceil(side * scale / factor) * factor for side in (height, width))
     return rows, columns
 
