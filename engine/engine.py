@@ -12,6 +12,7 @@ from ..model.chat import ChatTemplate
 from ..model.family import FULL
 from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
+from ..model.video import SAMPLE_FPS
 from ..mtp.drafts import NoDrafts
 from ..mtp.estimates import Costs, Statistics
 from ..mtp.head import MtpHead
@@ -90,6 +91,7 @@ class Engine:
         videos: Sequence = (),
         image_pixels: int | None = None,
         pixel_budget: int | None = None,
+        video_fps: float | None = SAMPLE_FPS,
         system: str | None = None,
         thinking: bool = False,
         template: bool = True,
@@ -106,6 +108,7 @@ class Engine:
                     in the {"type": "image"} parts of messages, in order
         videos      paths, Videos, or (tensor [F, H, W, C], frames a second), behind the images; see model/video.py
         image_pixels, pixel_budget  an image, and all of them together, are reduced to so many pixels (engine/media.py)
+        video_fps   frames taken of a second of a video; None takes all, up to 768
         system      system prompt, put first
         thinking    let the model reason before it answers
         template    False sends the text as it is, special tokens included, without a chat template
@@ -118,7 +121,7 @@ class Engine:
         Raises FastQwenError for a value out of range or a prompt that does not fit the context.
         """
         check_request(max_tokens=max_tokens, stop=stop, mtp=mtp)
-        media, limit = self._media(images, videos, image_pixels, pixel_budget), self.context
+        media, limit = self._media(images, videos, image_pixels, pixel_budget, video_fps), self.context
         in_front = media is not None and template and isinstance(prompt, str)
         ids = self.template.prompt_ids(
             prompt, system=system, thinking=thinking, raw=not template,
@@ -162,12 +165,14 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _media(self, images, videos, image_pixels, pixel_budget) -> Media | None:
+    def _media(self, images, videos, image_pixels, pixel_budget, video_fps) -> Media | None:
         if not isinstance(images, torch.Tensor) and not images and not videos:
             return None
         if self.vision is None:
             raise FastQwenError(f"This model takes no images or videos: {self._no_vision}")
-        return Media(self.vision, images, videos, image_pixels=image_pixels, pixel_budget=pixel_budget)
+        return Media(
+            self.vision, images, videos, image_pixels=image_pixels, pixel_budget=pixel_budget, video_fps=video_fps
+        )  # fmt: skip
 
     def _passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings

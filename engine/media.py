@@ -12,7 +12,7 @@ from ..model.image_rules import ImageRules
 from ..model.images import as_pictures, fit, image_patches
 from ..model.media import Item, Span, expand, require_places, rope_positions
 from ..model.tokenizer import Tokenizer
-from ..model.video import Video, fit_video, read_video, video_patches
+from ..model.video import SAMPLE_FPS, Video, fit_video, read_video, video_patches
 from ..model.vision import Grid, VisionTower
 from ..model.vision_config import VisionConfig
 from ..weights import Checkpoint, FastQwenError, Reader
@@ -81,21 +81,32 @@ class Media:
     image_pixels  an image is reduced to at most so many pixels; default and maximum: the checkpoint's own bound
     pixel_budget  all images of the prompt, and all pairs of frames of its videos, are reduced to so many pixels in all;
                   default: what the context holds
+    video_fps     frames taken of a second of a video that is a path or a clip
     """
 
-    def __init__(self, vision: Vision, images, videos, *, image_pixels: int | None, pixel_budget: int | None):
+    def __init__(
+        self,
+        vision: Vision,
+        images,
+        videos,
+        *,
+        image_pixels: int | None = None,
+        pixel_budget: int | None = None,
+        video_fps: float | None = SAMPLE_FPS,
+    ):
         for name, value in (("image_pixels", image_pixels), ("pixel_budget", pixel_budget)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise FastQwenError(f"{name} is {value!r}: set a whole number of pixels.")
         self._vision, self._image_pixels, self._budget = vision, image_pixels, pixel_budget
         pictures = as_pictures(images if isinstance(images, (list, tuple)) else [images])
-        self._sources = [*pictures, *(_video(value, vision.rules) for value in videos)]
+        self._sources = [*pictures, *(_video(value, vision.rules, video_fps) for value in videos)]
         self.images, self.videos = len(pictures), len(videos)
         self._items: list[Item] = []
         self._spans: list[Span] = []
         self._length = 0
         self.notes: list[str] = []
         self.tokens = 0
+        self.image_seconds = self.vision_seconds = 0.0
 
     def place(self, ids: Sequence[int], tokenizer: Tokenizer, *, context: int, max_tokens: int) -> list[int]:
         """The prompt's ids with every picture token in them, pictures made as small as `context` asks for."""
@@ -116,29 +127,28 @@ class Media:
         self.tokens = sum(span.rows * span.columns for span in self._spans)
         return placed
 
-    def embed(self, on_done: Callable[[int, int], bool]) -> "tuple[Embedded | None, float, float]":
-        """Runs the tower. (embeddings, or None where on_done(pictures done, of) said to stop; seconds of preprocessing;
-        seconds of the tower)."""
-        vision, found, seconds = self._vision, [], [0.0, 0.0]
-        tower = vision.tower()
+    def embed(self, on_done: Callable[[int, int], bool]) -> Embedded | None:
+        """Runs the tower; None where on_done(pictures done, of how many) said to stop. Seconds are counted."""
+        vision, found = self._vision, []
+        tower, patch = vision.tower(), vision.rules.patch
         for index, (source, item) in enumerate(zip(self._sources, self._items, strict=True)):
             if on_done(index, len(self._items)):
-                return None, *seconds
-            size = item.grid.rows * vision.rules.patch, item.grid.columns * vision.rules.patch
+                return None
             prepare = video_patches if item.kind == "video" else image_patches
+            size = item.grid.rows * patch, item.grid.columns * patch
             with torch.inference_mode():
-                times = [self._now()]
+                started = self._now()
                 patches = prepare(source, size, vision.rules, vision.device)
-                times.append(self._now())
+                prepared = self._now()
                 found.append(tower(patches, item.grid))
-                times.append(self._now())
-            seconds = [total + after - before for total, before, after in zip(seconds, times, times[1:], strict=False)]
+                self.image_seconds += prepared - started
+                self.vision_seconds += self._now() - prepared
         on_done(len(self._items), len(self._items))
         spans = []
         for span in self._spans:
             size = span.rows * span.columns
             spans.append((span.start, found[span.item][span.frame * size : (span.frame + 1) * size]))
-        return Embedded(spans, rope_positions(self._length, self._spans).to(vision.device)), *seconds
+        return Embedded(spans, rope_positions(self._length, self._spans).to(vision.device))
 
     def _kinds(self):
         for source in self._sources:
@@ -204,11 +214,11 @@ def _water_level(wanted: Sequence[int], budget: int) -> int:
     return max(wanted, default=1)
 
 
-def _video(value, rules) -> Video:
+def _video(value, rules, sample_fps) -> Video:
     if isinstance(value, Video):
         return value
     if isinstance(value, (str, Path)):
-        return read_video(value, rules=rules)
+        return read_video(value, sample_fps, rules)
     if isinstance(value, tuple) and len(value) == 2:
-        return Video.of(*value)
+        return Video.of(*value, sample_fps)
     raise FastQwenError(f"A video must be a path, or a tensor of frames and its fps, not {type(value).__name__}.")

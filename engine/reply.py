@@ -38,9 +38,8 @@ class Reply:
             meter.start()
             pictures = None
             if media is not None:  # first, so that room for keys and values is counted with the tower in place
-                pictures, meter.image_seconds, meter.vision_seconds = media.embed(
-                    lambda done, total: bool(on_step(Progress("images", done, total)))
-                )
+                pictures = media.embed(lambda done, total: bool(on_step(Progress("images", done, total))))
+                meter.image_seconds, meter.vision_seconds = media.image_seconds, media.vision_seconds
                 if pictures is None:
                     return
             passes = make_passes()
