@@ -121,23 +121,13 @@ class Engine:
         Raises FastQwenError for a value out of range or a prompt that does not fit the context.
         """
         check_request(max_tokens=max_tokens, stop=stop, mtp=mtp)
-        media, limit = self._media(images, videos, image_pixels, pixel_budget, video_fps), self.context
-        in_front = media is not None and template and isinstance(prompt, str)
-        ids = self.template.prompt_ids(
-            prompt, system=system, thinking=thinking, raw=not template,
-            images=media.images if in_front else 0, videos=media.videos if in_front else 0,
-        )  # fmt: skip
-        if not ids:
-            raise FastQwenError("The prompt is empty: without a chat template at least one token is needed.")
-        ids = place(media, ids, self.tokenizer, context=limit, max_tokens=max_tokens)
-        if len(ids) > limit:
-            whose = "the context limit" if limit < self.config.max_positions else "the model's context"
-            raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: shorten it.")
+        media = self._media(images, videos, image_pixels, pixel_budget, video_fps)
+        ids = self._prompt_ids(prompt, media, system, thinking, template, max_tokens)
         mtp = mtp if isinstance(mtp, Tree) else str(mtp)
         label = tree_name(mtp) if isinstance(mtp, Tree) else mtp
         meter = Meter(self.device, notes=[*self.notes, *self._call_notes(label)])
         sampler = Sampler(settings or SamplingSettings(), seed, min(self.tokenizer.size, self.config.vocab_size))
-        capacity = min(limit, len(ids) + max_tokens)
+        capacity = min(self.context, len(ids) + max_tokens)
         text = ReplyText(self.tokenizer, thinking=thinking and template, stop=stop)
         if self.mtp_head is None:
             mtp = label = "off"
@@ -164,6 +154,20 @@ class Engine:
             self.vision.release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _prompt_ids(self, prompt, media, system, thinking, template, max_tokens):
+        in_front = media is not None and template and isinstance(prompt, str)
+        ids = self.template.prompt_ids(
+            prompt, system=system, thinking=thinking, raw=not template,
+            images=media.images if in_front else 0, videos=media.videos if in_front else 0,
+        )  # fmt: skip
+        if not ids:
+            raise FastQwenError("The prompt is empty: without a chat template at least one token is needed.")
+        ids, limit = place(media, ids, self.tokenizer, context=self.context, max_tokens=max_tokens), self.context
+        if len(ids) > limit:
+            whose = "the context limit" if limit < self.config.max_positions else "the model's context"
+            raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: shorten it.")
+        return ids
 
     def _media(self, images, videos, image_pixels, pixel_budget, video_fps) -> Media | None:
         if not isinstance(images, torch.Tensor) and not images and not videos:

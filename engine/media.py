@@ -36,7 +36,7 @@ class Vision:
     ):
         self.config, self.device = config, device
         self.rules = ImageRules.of(checkpoint, config)
-        self._read: Callable[[], VisionTower] = lambda: VisionTower(
+        self._read: Callable[[], VisionTower] | None = lambda: VisionTower(
             Reader(checkpoint, names, device, dtype), config, offload=offload
         )
         self._tower: VisionTower | None = None
@@ -46,6 +46,7 @@ class Vision:
         if self._tower is None:
             with torch.inference_mode():
                 self._tower = self._read()
+            self._read = None  # the file can be closed
         self._tower.restore()
         return self._tower
 

@@ -15,7 +15,7 @@ from fastqwen.mtp.head_drafts import HeadDrafts
 from tiny_vision import IDS, picture
 
 BOUND = 2e-5
-PICTURES = [picture(24, 40, 1), picture(64, 16, 2), picture(19, 45, 3)]
+PICTURES = [picture(24, 40, 1), picture(64, 16, 2), picture(13, 45, 3)]
 MIXED = [
     {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"},
                                  {"type": "video"}, {"type": "text", "text": "<|image_pad|> or"}, {"type": "image"}]},
