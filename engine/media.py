@@ -100,8 +100,9 @@ class Media:
                 raise FastQwenError(f"{name} is {value!r}: set a whole number of pixels.")
         self._vision, self._image_pixels, self._budget = vision, image_pixels, pixel_budget
         pictures = as_pictures(images if isinstance(images, (list, tuple)) else [images])
-        self._sources = [*pictures, *(_video(value, vision.rules, video_fps) for value in videos)]
-        self.images, self.videos = len(pictures), len(videos)
+        clips = [_video(value, vision.rules, video_fps) for value in (videos if _is_several(videos) else [videos])]
+        self._sources = [*pictures, *clips]
+        self.images, self.videos = len(pictures), len(clips)
         self._items: list[Item] = []
         self._spans: list[Span] = []
         self._length = 0
@@ -213,6 +214,12 @@ def _water_level(wanted: Sequence[int], budget: int) -> int:
             return max(1, share)
         left -= want
     return max(wanted, default=1)
+
+
+def _is_several(videos) -> bool:
+    """Whether it is a collection of videos rather than one: a path, a Video, or frames and their rate."""
+    single = isinstance(videos, (str, Path, Video))
+    return not single and not (isinstance(videos, tuple) and len(videos) == 2 and isinstance(videos[0], Tensor))
 
 
 def _video(value, rules, sample_fps) -> Video:

@@ -189,16 +189,26 @@ def test_a_video_file_is_sampled_and_reduced_as_it_is_read(tmp_path):
     path = tmp_path / "clip.mp4"
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=8)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for index in range(24):  # three seconds from red to blue
-            colour = (255, 0, 0) if index < 12 else (0, 0, 255)
-            frame = av.VideoFrame.from_ndarray(numpy.full((48, 64, 3), colour, numpy.uint8), format="rgb24")
-            container.mux(stream.encode(frame))
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for index in range(24):  # three seconds from red to blue, black on the right
+            levels_ = numpy.zeros((64, 96, 3), numpy.uint8)
+            levels_[:, :48, 0 if index < 12 else 2] = 255
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(levels_, format="rgb24")))
         container.mux(stream.encode())
     video = read_video(path)
     assert video.indices == sample(24, 8.0) and video.fps == 8
-    assert video.frames.shape[1:] == (*fit_video(6, 48, 64, RULES), 3)
+    assert video.frames.shape[1:] == (*fit_video(6, 64, 96, RULES), 3)
     assert video.frames[0, 0, 0, 0] > 200 and video.frames[-1, 0, 0, 2] > 200
+    assert video.frames[0, 0, -1].max() < 50
+    # As a phone marks it: the matrix of the track's header turns the picture clockwise, so its left side is on top.
+    matrices = ((1, 0, 0, 0, 1, 0, 0, 0), (0, 1, 0, -1, 0, 0, 0, 0))
+    upright, turned = (struct.pack(">9i", *(value << 16 for value in matrix), 1 << 30) for matrix in matrices)
+    content = path.read_bytes()
+    track = content.index(b"tkhd")
+    assert content.index(upright, track) - track < 100
+    (tmp_path / "phone.mp4").write_bytes(content[:track] + content[track:].replace(upright, turned, 1))
+    phone = read_video(tmp_path / "phone.mp4").frames[0]
+    assert phone.shape[0] > phone.shape[1] and phone[0, -1, 0] > 200 and phone[-1, 0].max() < 50
     (tmp_path / "cut.mp4").write_bytes(path.read_bytes()[:300])
     with pytest.raises(FastQwenError, match="cannot be decoded"):
         read_video(tmp_path / "cut.mp4")
