@@ -63,8 +63,8 @@ def check(device: torch.device):
             raise AssertionError(f"{before} -> {after}: the GPU's bits are not Pillow's")
     config, grid = config_of("0.8b"), Grid(1, 32, 48)
     patches = torch.randn(32 * 48, 1536, device=device)
-    exact = VisionTower(RandomReader(config, device, torch.float32), config)(patches, grid)
-    found = VisionTower(RandomReader(config, device, torch.bfloat16), config)(patches, grid).float()
+    exact = VisionTower(RandomReader(config, device, torch.float32), config, device)(patches, grid)
+    found = VisionTower(RandomReader(config, device, torch.bfloat16), config, device)(patches, grid).float()
     error = float((found - exact).norm() / exact.norm())
     # Twelve layers of bf16: each rounds its residual stream to 2^-9 of its size, and the errors add up like a walk.
     if not error < 0.05:
@@ -106,7 +106,7 @@ def main():
         )
     for shape in arguments.shape:
         config = config_of(shape)
-        tower = VisionTower(RandomReader(config, device, torch.bfloat16), config)
+        tower = VisionTower(RandomReader(config, device, torch.bfloat16), config, device)
         weights = sum(torch.Size(dims).numel() for name, dims in config.shapes().items() if "blocks" in name)
         for side in arguments.pixels:
             rows = fit(side, side, rules)[0] // rules.patch

@@ -36,8 +36,10 @@ class Vision:
     ):
         self.config, self.device = config, device
         self.rules = ImageRules.of(checkpoint, config)
-        self._read: Callable[[], VisionTower] | None = lambda: VisionTower(
-            Reader(checkpoint, names, device, dtype), config, offload=offload
+        # Opened again by then, so that no file stays open and what failed can be tried again.
+        path, cpu = checkpoint.path, torch.device("cpu")
+        self._read: Callable[[], VisionTower] = lambda: VisionTower(
+            Reader(Checkpoint.open(path), names, cpu, dtype), config, device, offload=offload
         )
         self._tower: VisionTower | None = None
 
@@ -46,7 +48,6 @@ class Vision:
         if self._tower is None:
             with torch.inference_mode():
                 self._tower = self._read()
-            self._read = None  # the file can be closed
         self._tower.restore()
         return self._tower
 
@@ -191,9 +192,7 @@ class Media:
         return time.perf_counter()
 
 
-def place(
-    media: Media | None, ids: list[int], tokenizer: Tokenizer, *, context: int, max_tokens: int
-) -> list[int]:  # fmt: skip
+def place(media: Media | None, ids: list[int], tokenizer: Tokenizer, *, context: int, max_tokens: int) -> list[int]:
     """`Media.place`, or of no media: the ids as they are. Raises FastQwenError where the prompt has places left."""
     if media is None:
         require_places(ids, (), tokenizer)
