@@ -24,7 +24,7 @@ from ..weights import FastQwenError
 from .device_check import round_kernels
 from .device_model import DeviceModel
 from .device_passes import DevicePasses
-from .media import Media, Vision, place
+from .media import Embedded, Media, Vision, place
 from .passes import HostPasses, Passes
 from .reply import Reply, Result
 from .report import Meter, Progress
@@ -138,8 +138,9 @@ class Engine:
         on_step = on_step or (lambda progress: None)
         passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens, on_step)
         stop_ids = frozenset(self.tokenizer.stop_ids)
+        embed = media and functools.partial(self._embed, media, meter, on_step)
         return Reply(
-            ids, text, meter, passes, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, media=media
+            ids, text, meter, passes, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, embed=embed
         )  # fmt: skip
 
     def generate(self, prompt, **options) -> Result:
@@ -177,6 +178,24 @@ class Engine:
         return Media(
             self.vision, images, videos, image_pixels=image_pixels, pixel_budget=pixel_budget, video_fps=video_fps
         )  # fmt: skip
+
+    def _embed(self, media, meter, on_step) -> Embedded | None:
+        """The prompt's pictures, None where on_step ended the reply; where the GPU's memory is short, without what
+        replies share, which is made again."""
+
+        def on_done(done, total):
+            return bool(on_step(Progress("images", done, total)))
+
+        try:
+            found = media.embed(on_done)
+        except torch.OutOfMemoryError:
+            if self._device_model is None:
+                raise
+            self._device_model = None
+            torch.cuda.empty_cache()
+            found = media.embed(on_done)
+        meter.image_seconds, meter.vision_seconds = media.image_seconds, media.vision_seconds
+        return found
 
     def _passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
@@ -228,6 +247,8 @@ class Engine:
         room = capacity_class(capacity, self.context)
         if bytes_for(room) > free * FREE_SHARE:
             room = tokens_within(int(free * FREE_SHARE), bytes_for, room)
+        if room < capacity and self.vision is not None and self.vision.release():
+            return self._room_for(capacity)
         if room < capacity:
             raise FastQwenError(
                 f"{capacity} tokens of prompt and reply need {bytes_for(capacity) / 2**20:.0f} MiB of keys and values; "

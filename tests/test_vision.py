@@ -58,8 +58,7 @@ def oracle_patches(rules, pictures):
 def prepared(engine, prompt, images=(), videos=()):
     """(ids, embedded) of a prompt, and what transformers takes for it beside the images' pixels."""
     reply = engine.reply(prompt, images=images, videos=videos)
-    media = reply.media
-    embedded = media.embed(lambda done, total: False)
+    embedded = reply.embed()
     ids = torch.tensor([reply.prompt_ids])
     kinds = (ids == IDS["<|image_pad|>"]).int() + 2 * (ids == IDS["<|video_pad|>"]).int()
     return reply.prompt_ids, embedded, {"input_ids": ids, "mm_token_type_ids": kinds}
