@@ -67,7 +67,9 @@ def turns_of(rng, kind: str, names: list[str], shape: str, count: int, video: bo
         plain = kind == "plain"
         each = [f"{upper(ORDINALS[k])}: {n if plain else a(n) if kind == 'shape' else a(n) + ' ' + shape}" for k, n in
                 enumerate(names)]  # fmt: skip
-        turns.append((rng.choice((f"Describe the {noun}s.", f"What is in each {noun}?", "")), ". ".join(each) + ".", "caption"))
+        turns.append(
+            (rng.choice((f"Describe the {noun}s.", f"What is in each {noun}?", "")), ". ".join(each) + ".", "caption")
+        )
     return turns
 
 

@@ -2,7 +2,7 @@
 
 A row is one conversation about one set of pictures, with the chat template's text, in a form of fixed size: so many
 temporal pairs, so many patches each. Ids are marked as in build_data.py. Positions follow the released models: text
-counts on, the cells of a picture have its start plus their row and column, and the text after it goes on behind the longer side.
+counts on, the cells of a picture have its start plus their row and column, the text after it follows the longer side.
 """
 
 import multiprocessing

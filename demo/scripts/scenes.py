@@ -27,8 +27,8 @@ STYLES = {
     "strings). Write only the JSON.",
 }
 DESCRIBE = (
-    "", "Describe the picture.", "Describe this image.", "Describe the image.", "What do you see?", "Caption this image.",
-    "Write a caption.", "What is in the picture?", "What is in this image?",
+    "", "Describe the picture.", "Describe this image.", "Describe the image.", "What do you see?",
+    "Caption this image.", "Write a caption.", "What is in the picture?", "What is in this image?",
 )  # fmt: skip
 
 
@@ -151,7 +151,9 @@ def many(rng: random.Random) -> dict:
     names = shape if count == 1 else "crosses" if shape == "cross" else shape + "s"
     text = f"{upper(NUMBERS[count - 1])} {colour} {names} on {a(ground)} background."
     plural = "crosses" if shape == "cross" else shape + "s"
-    how = rng.choice((f"How many {plural} are there?", f"How many {colour} {plural} are there?", f"Count the {plural}."))
+    how = rng.choice(
+        (f"How many {plural} are there?", f"How many {colour} {plural} are there?", f"Count the {plural}.")
+    )
     tags = [f"{NUMBERS[count - 1]} {names}", colour, f"{ground} background"]
     detailed = f"The picture shows {NUMBERS[count - 1]} {colour} {names}. The background is plain {ground}."
     turns = [
@@ -170,7 +172,9 @@ def flat(rng: random.Random) -> dict:
     tags = [colour, f"{colour} background", "plain"]
     turns = [
         (rng.choice(asked), said(colour), "colour"),
-        *captions(rng, f"A plain {colour} picture.", f"The whole picture is plain {colour}. There are no shapes.", tags),
+        *captions(
+            rng, f"A plain {colour} picture.", f"The whole picture is plain {colour}. There are no shapes.", tags
+        ),
     ]
     return {"pictures": [pictures.plain(rng, colour)], "turns": turns}
 

@@ -39,36 +39,40 @@ def words_of(model, tokenizer) -> dict[str, torch.Tensor]:
 
 
 def example(drawn: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Patches and class numbers of pairs of frames drawn (N, 2, FIELDS)."""
-    count = len(drawn)
-    soft = torch.rand(count * 2, 1, 1, device=drawn.device) * 2 + 0.6
+    """Patches and class numbers of pairs of frames drawn (N, 2 or 1, FIELDS); one frame stands for both."""
+    count, given = drawn.shape[:2]
+    soft = torch.rand(count * given, 1, 1, device=drawn.device) * 2 + 0.6
     pixels, shares = pictures.render(drawn.flatten(0, 1), height, width, soft)
     truth = pictures.cells(drawn.flatten(0, 1), shares)
-    pixels = pictures.worn(pixels).view(count, 2, 3, height, width)
-    pairs = {what: value.view(count, 2, -1) for what, value in truth.items()}
+    pixels = pictures.worn(pixels).view(count, given, 3, height, width)
+    pairs = {what: value.view(count, given, -1) for what, value in truth.items()}
     labels = {what: value[:, 0] for what, value in pairs.items()}
-    labels["second colour"] = pairs["colour"][:, 1]
+    labels["second colour"] = pairs["colour"][:, -1]
     length = labels["colour"].shape[1]
     grounds = drawn[:, :, 0].long().unsqueeze(2).expand(-1, -1, length)
-    labels["ground"], labels["second ground"] = grounds[:, 0], grounds[:, 1]
+    labels["ground"], labels["second ground"] = grounds[:, 0], grounds[:, -1]
     return vision.patches_of(pixels), labels
 
 
-def loss_of(said: dict, labels: dict) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Mean cross-entropy of all questions, and how many cells are right of each."""
-    total, right = 0.0, {}
+def loss_of(said: dict, labels: dict) -> torch.Tensor:
+    """Cross-entropy of all questions, each a mean over the cells asked about."""
+    each = (F.cross_entropy(v.flatten(0, 1), labels[k].flatten(), ignore_index=-100) for k, v in said.items())
+    return sum(each)
+
+
+def right(said: dict, labels: dict) -> dict[str, float]:
+    """Share of cells right by question; of colours and shapes only those with an object, for the others are easy."""
+    shares = {}
     for what, logits in said.items():
-        target = labels[what]
-        total = total + F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=-100)
-        asked = target >= 0
-        if what in ("colour", "shape"):  # cells without an object are easy
-            asked = asked & (target < logits.shape[-1] - 1)
-        right[what] = (logits.argmax(-1) == target)[asked].float().mean()
-    return total, right
+        asked = labels[what] >= 0
+        if what in ("colour", "shape"):
+            asked = asked & (labels[what] < logits.shape[-1] - 1)
+        shares[what] = round((logits.argmax(-1) == labels[what])[asked].float().mean().item(), 3)
+    return shares
 
 
 def train(model, tokenizer, sources: list, seconds: float, batch: int, device, rate: float = 3e-3) -> list:
-    """Trains model.visual for `seconds`; sources: (rows, columns, grid, draw), draw(count) -> (count, 2, FIELDS).
+    """Trains model.visual for `seconds`; sources: (rows, columns, grid, draw), draw(count) -> (count, 2 or 1, FIELDS).
 
     Ends by giving the tower's rows the size of the text embeddings. Returns [[step, seconds, loss, right...], ...].
     """
@@ -84,14 +88,15 @@ def train(model, tokenizer, sources: list, seconds: float, batch: int, device, r
         patches, labels = example(draw(batch), rows * 16, columns * 16)
         with evaluate.autocast(device):
             seen = model.visual(patches, grid)
-        loss, right = loss_of(heads(seen), labels)
+        said = heads(seen)
+        loss = loss_of(said, labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         step += 1
         if step % 200 == 0 or step in (1, 50) or progress >= 1:
-            shares = {k: round(v.item(), 3) for k, v in right.items()}
+            shares = right(said, labels)
             curve.append([step, round(time.time() - started, 1), round(loss.item(), 4), shares])
             print(f"tower step {step} {curve[-1][1]} s loss {loss.item():.3f} {shares}", flush=True)
     with torch.no_grad():

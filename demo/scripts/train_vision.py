@@ -59,10 +59,10 @@ class PictureRows:
         }  # fmt: skip
 
     def pairs(self, count: int) -> torch.Tensor:
-        """Drawn pairs (count, 2, FIELDS) at random, for the tower alone."""
+        """Drawn pairs (count, 2 or 1, FIELDS) at random, for the tower alone."""
         drawn = self.drawn[torch.randint(len(self.drawn), (count,), device=self.device)]
         pick = torch.randint(drawn.shape[1], (count,), device=self.device)
-        return drawn[torch.arange(count, device=self.device), pick].float().expand(-1, 2, -1)
+        return drawn[torch.arange(count, device=self.device), pick].float()
 
 
 def pixels_of(drawn: torch.Tensor, form) -> torch.Tensor:
@@ -216,7 +216,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text-rows", type=int, default=48, help="rows of 512 ids a step")
     parser.add_argument("--picture-ids", type=int, default=24_576, help="ids of picture rows a step")
     parser.add_argument("--tower-batch", type=int, default=512)
-    parser.add_argument("--rate", type=float, default=6e-4)
+    parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--tower-rate", type=float, default=1e-3)
     parser.add_argument("--every", type=int, default=200, help="steps between printed lines")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps instead of by the clock")
@@ -226,8 +226,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     args.started = time.time()
     if args.smoke:
-        args.text_rows, args.picture_ids, args.every, args.steps = 1, 384, 2, args.steps or 4
-        args.pictures, args.workers, args.tower_seconds, args.tower_batch, args.eval_rows = 300, 1, 3.0, 8, 40
+        args.text_rows, args.picture_ids, args.every, args.steps = 1, 384, 1, args.steps or 2
+        args.pictures, args.workers, args.tower_seconds, args.tower_batch, args.eval_rows = 300, 1, 3.0, 8, 20
     elif not torch.cuda.is_available():
         raise SystemExit("no CUDA device; --smoke runs a few steps on the CPU")
     return args
@@ -262,7 +262,7 @@ def main() -> None:
     facts["torch"], facts["transformers"] = torch.__version__, __import__("transformers").__version__
     results = {"vision": facts}
     for measure in (  # the file is kept even if a later measurement fails
-        lambda: {"pictures": evaluate_vision.run(model, args.checkpoint, args.out, device, args.eval_rows)},
+        lambda: {"pictures": evaluate_vision.run(model, args.checkpoint, args.out, device, args.eval_rows, args.smoke)},
         lambda: evaluate.run(model, args.data, args.checkpoint, device, small=args.smoke),
     ):
         (args.out / "metrics.json").write_text(json.dumps(results, indent=1), "utf-8")
