@@ -29,6 +29,7 @@ PLACES = (  # by row, then column
     "in the bottom left corner", "at the bottom", "in the bottom right corner",
 )  # fmt: skip
 ZONES = ((0.17, 0.32), (0.42, 0.58), (0.68, 0.83))  # apart from each other, so that every place has one name
+ROOMS = ((0.20, 0.24), (0.47, 0.53), (0.76, 0.80))  # for several shapes: none overlap, no two middles in one cell
 OBJECTS, OBJECT_FIELDS = 6, 9  # shape + 1 (0: none), colour, r, g, b, x, y, radius, angle
 FIELDS = 4 + OBJECTS * OBJECT_FIELDS  # background colour, r, g, b first
 NAMES = tuple(COLOURS)
@@ -50,9 +51,9 @@ def thing(rng, shape: str, colour: str, x: float, y: float, radius: float, rgb=N
     }  # fmt: skip
 
 
-def placed(rng, shape: str, colour: str, place: int, low: float, high: float) -> dict:
+def placed(rng, shape: str, colour: str, place: int, low: float, high: float, zones=ZONES) -> dict:
     """An object in a named place, as large as the border lets it be."""
-    x, y = rng.uniform(*ZONES[place % 3]), rng.uniform(*ZONES[place // 3])
+    x, y = rng.uniform(*zones[place % 3]), rng.uniform(*zones[place // 3])
     limit = 1.1 * min(x, y, 1 - x, 1 - y)
     return thing(rng, shape, colour, x, y, max(0.7 * low, min(rng.uniform(low, high), limit))) | {"place": place}
 

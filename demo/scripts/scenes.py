@@ -116,7 +116,7 @@ def pair(rng: random.Random) -> dict:
     ground, *colours = rng.sample(list(COLOURS), 3)
     places = rng.choice(((3, 5), (1, 7)))
     things = [
-        pictures.placed(rng, shape, colour, place, 0.13, 0.22)
+        pictures.placed(rng, shape, colour, place, 0.12, 0.19)
         for shape, colour, place in zip(rng.sample(SHAPES, 2), colours, places, strict=True)
     ]
     words = [f"{a(t['colour'])} {t['shape']} {PLACES[t['place']]}" for t in things]
@@ -144,7 +144,7 @@ def many(rng: random.Random) -> dict:
     colour, ground = rng.sample(list(COLOURS), 2)
     shape, count = rng.choice(SHAPES), rng.randint(1, 5)
     things = [
-        pictures.placed(rng, shape, colour, place, 0.09, 0.13) | {"rgb": rgb}
+        pictures.placed(rng, shape, colour, place, 0.08, 0.11, pictures.ROOMS) | {"rgb": rgb}
         for rgb in [pictures.paint(rng, colour)]
         for place in rng.sample(range(9), count)
     ]
