@@ -63,7 +63,9 @@ def turns_of(rng, kind: str, names: list[str], shape: str, count: int, video: bo
     else:
         i = rng.randrange(count)
         noun = rng.choice(("picture", "image"))
-        turns.append((f"What {word} is the {ORDINALS[i]} {noun}?", show(names[i]), "which"))
+        what = f"the {shape} in the {ORDINALS[i]} {noun}" if kind == "colour" else f"the {ORDINALS[i]} {noun}"
+        asked = f"What shape is in {what}?" if kind == "shape" else f"What {word} is {what}?"
+        turns.append((asked, show(names[i]), "which"))
         plain = kind == "plain"
         each = [f"{upper(ORDINALS[k])}: {n if plain else a(n) if kind == 'shape' else a(n) + ' ' + shape}" for k, n in
                 enumerate(names)]  # fmt: skip

@@ -260,7 +260,8 @@ def main() -> None:
     vision.write_settings(args.checkpoint, args.out)
     facts["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     facts["torch"], facts["transformers"] = torch.__version__, __import__("transformers").__version__
-    results = {"vision": facts}
+    first = json.loads((pathlib.Path(__file__).parents[1] / "metrics.json").read_text("utf-8"))["training"]
+    results = {"training": first | {"file_bytes": facts["file_bytes"]}, "vision": facts}
     for measure in (  # the file is kept even if a later measurement fails
         lambda: {"pictures": evaluate_vision.run(model, args.checkpoint, args.out, device, args.eval_rows, args.smoke)},
         lambda: evaluate.run(model, args.data, args.checkpoint, device, small=args.smoke),
@@ -268,7 +269,10 @@ def main() -> None:
         (args.out / "metrics.json").write_text(json.dumps(results, indent=1), "utf-8")
         results |= measure()
     (args.out / "metrics.json").write_text(json.dumps(results, indent=1), "utf-8")
-    print(json.dumps({k: v for k, v in results.items() if k not in ("samples", "vision")}), flush=True)
+    print(
+        json.dumps({k: v for k, v in results.items() if k not in ("samples", "training", "vision", "pictures")}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
