@@ -127,9 +127,9 @@ def run(model, checkpoint: pathlib.Path, out: pathlib.Path, device, total: int, 
             for kind, good in zip(batch.kinds, right(model, batch), strict=True):
                 scores.setdefault(kind, []).append(good)
                 forms.setdefault(name, []).append(good)
-        wanted = {"square": 18, "wide": 3, "tall": 3, "two": 6, "three": 4, "four": 2}.get(name, 0)
+        wanted = {"square": 18, "wide": 3, "tall": 3, "two": 6, "three": 3, "four": 1, "three frames": 2}.get(name, 0)
         wanted = min(wanted, 1) if small else wanted
-        if wanted and not (small and name in ("wide", "tall", "three", "four")):
+        if wanted and not (small and name in ("wide", "tall", "three", "four", "three frames")):
             shown.append(Batch({k: v[:wanted] for k, v in arrays.items()}, form, writer.pads, device))
     mean = lambda values: round(sum(values) / len(values), 4)  # noqa: E731
     result = {

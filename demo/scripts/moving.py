@@ -10,11 +10,9 @@ WAYS = {"from left to right": (0, 1), "from right to left": (0, -1), "down": (1,
 
 
 def sequence(rng: random.Random, count: int, video: bool | None = None) -> dict:
-    """`count` images or temporal pairs of a video: colours, shapes or a place that change."""
-    video = rng.random() < 0.6 if video is None else video
-    if count == 1:
-        video = True
-    kind = rng.choice(("plain", "plain", "colour", "shape", "place")) if video or count > 1 else "plain"
+    """`count` images or temporal pairs of a video: colours, shapes or a place that change. One pair is a video."""
+    video = count == 1 or (rng.random() < 0.6 if video is None else video)
+    kind = rng.choice(("plain", "plain", "colour", "shape", "place"))
     steps = 2 * count if video else count
     if kind == "place":
         return moved(rng, count, steps, video)

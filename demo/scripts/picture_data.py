@@ -27,7 +27,10 @@ BLOCK = 512  # rows encoded at once
 
 @dataclass(frozen=True)
 class Form:
-    """count temporal pairs of rows x columns patches; length ids a row; moving: the frames of a pair may differ."""
+    """count temporal pairs of rows x columns patches; length ids a row; moving: the frames of a pair may differ.
+
+    video: all rows are videos (True), several images (False), or either (None).
+    """
 
     count: int
     rows: int
@@ -35,6 +38,7 @@ class Form:
     length: int
     moving: bool
     share: int
+    video: bool | None = None
 
     @property
     def cells(self) -> int:
@@ -47,10 +51,14 @@ FORMS = {
     "tall": Form(1, 8, 6, 128, False, 7),
     "wider": Form(1, 6, 10, 128, False, 5),
     "taller": Form(1, 10, 6, 128, False, 5),
-    "pair": Form(1, 8, 8, 128, True, 4),
-    "two": Form(2, 8, 8, 128, True, 12),
-    "three": Form(3, 8, 8, 192, True, 7),
-    "four": Form(4, 8, 8, 192, True, 3),
+    # All frames of a video share 65,536 pixels: the more there are, the smaller they become.
+    "pair": Form(1, 10, 10, 128, True, 3, True),
+    "two": Form(2, 8, 8, 128, True, 10),
+    "two wide": Form(2, 6, 10, 128, True, 3),
+    "three": Form(3, 8, 8, 192, True, 4, False),
+    "three frames": Form(3, 6, 6, 128, True, 4, True),
+    "four": Form(4, 8, 8, 192, True, 3, False),
+    "four frames": Form(4, 4, 4, 128, True, 3, True),
 }
 
 
@@ -114,7 +122,7 @@ class Writer:
         """Up to `count` rows (ids, positions, drawn numbers, kind of the last question); too long ones are left out."""
         samples, texts, kinds = [], [], []
         for _ in range(count):
-            sample = moving.sequence(rng, form.count) if form.moving else scenes.still(rng)
+            sample = moving.sequence(rng, form.count, form.video) if form.moving else scenes.still(rng)
             wanted = turns or rng.choice((1, 1, 2, 3))
             asked = rng.sample(sample["turns"], min(wanted, len(sample["turns"])))
             samples.append(sample)

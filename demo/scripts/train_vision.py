@@ -247,7 +247,20 @@ def main() -> None:
     forms = {}
     for name, form in FORMS.items():
         forms[name] = PictureRows(built.pop(name), form, args.picture_ids // form.length, writer.pads, device)
-    still = [(name, FORMS[name]) for name in ("square", "wide", "square", "tall", "two", "wider", "square", "taller")]
+    names = (
+        "square",
+        "wide",
+        "two",
+        "tall",
+        "square",
+        "pair",
+        "wider",
+        "three frames",
+        "square",
+        "taller",
+        "four frames",
+    )
+    still = [(name, FORMS[name]) for name in names]
     sources = [(f.rows, f.columns, vision.Grid(f.rows, f.columns, device), forms[n].pairs) for n, f in still]
     facts["tower"] = tower.train(model, writer.tokenizer, sources, args.tower_seconds, args.tower_batch, device)
     words = text.Rows(args.data / "rows.npy", args.text_rows, device)

@@ -24,8 +24,8 @@ PREPROCESSOR = {  # every image becomes 96 x 96 to 128 x 128 pixels: 9 to 16 cel
     "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3VLProcessor",
 }  # fmt: skip
-VIDEO_PREPROCESSOR = PREPROCESSOR | {  # all frames together; at most four are looked at: two temporal pairs
-    "size": {"shortest_edge": 4 * 9216, "longest_edge": 4 * 16384}, "fps": 2, "min_frames": 4, "max_frames": 4,
+VIDEO_PREPROCESSOR = PREPROCESSOR | {  # all frames together: four of 128 x 128, eight of 64 x 64
+    "size": {"shortest_edge": 4 * 9216, "longest_edge": 4 * 16384}, "fps": 2, "min_frames": 4, "max_frames": 768,
     "video_processor_type": "Qwen3VLVideoProcessor",
 }  # fmt: skip
 del VIDEO_PREPROCESSOR["image_processor_type"]
