@@ -59,6 +59,8 @@ class DeviceModel:
             self.settings = sampling.new_settings(device)
             self._dependent = dependent_launch(device)
             self._workspace = sampling.allocate(vocab, device)
+            short = None if head is None else head.short
+            self._short_workspace = None if short is None else sampling.allocate(short.entries, device)
             # The head's output that proposes, in slot 0 of rows that are otherwise zero.
             self._row = torch.zeros(SLOTS, config.hidden_size, dtype=trunk.dtype, device=device)
             self._shapes: dict[Tree, Tensor] = {}
@@ -153,11 +155,14 @@ class DeviceModel:
         return self.head.decode(embeddings, hidden, rows.cos, rows.sin, control=rows.attention, cache=self.head_cache)
 
     def _propose(self):
-        rows = self.round.head
-        logits = self.trunk.head.verify(self.head.for_logits(self._row), SLOTS)[0][:1]
+        rows, short, hidden = self.round.head, self.head.short, self.head.for_logits(self._row)
+        if short is None:
+            logits, entries, shortlist = self.trunk.head.verify(hidden, SLOTS)[0][:1], self.vocab, None
+        else:
+            logits, entries, shortlist = short.decode(hidden), short.entries, short.shortlist
         sampling.draw(
-            logits, self.settings, self.round.head_seen, self._workspace, vocab=self.vocab, tokens=rows.drawn,
-            errors=rows.errors, candidates=self.round.lists,
+            logits, self.settings, self.round.head_seen, self._short_workspace or self._workspace, vocab=entries,
+            tokens=rows.drawn, errors=rows.errors, candidates=self.round.lists, shortlist=shortlist,
             level=self.round.state[rounds.LEVEL : rounds.LEVEL + 1], dependent=self._dependent,
         )  # fmt: skip
 

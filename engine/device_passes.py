@@ -152,6 +152,8 @@ class DevicePasses:
         room = min(self._max_tokens - self._reply, self.session.room)
         self._reply += count
         self.session.tokens += self._committed(steps, emitted)
+        if self._drafts and self._model.head.short is not None:
+            self._model.head.short.add(emitted)
         accepted = Accepted(path, emitted, bool(stopped))
         cut = bool(stopped) or count == room
         outcome = Outcome(tree, accepted, None, cut, draft_seconds, verify_seconds)

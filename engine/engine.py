@@ -132,7 +132,7 @@ class Engine:
             mtp = label = "off"
         meter.mtp = label
         on_step = on_step or (lambda progress: None)
-        passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens, on_step)
+        passes = functools.partial(self._passes, ids, mtp, sampler, capacity, max_tokens, on_step)
         return Reply(self, ids, text, max_tokens, on_step, meter, passes)
 
     def generate(self, prompt, **options) -> Result:
@@ -146,7 +146,9 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
+    def _passes(self, ids, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
+        if mtp != "off" and self.mtp_head.short is not None:
+            self.mtp_head.short.begin(ids)
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
         drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k) and len(stop_ids) <= STOPS
         model = self._model_for(capacity, on_step) if drawn else None

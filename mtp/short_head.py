@@ -1,13 +1,13 @@
 """The output head cut to a shortlist of the vocabulary, for drafts: the target decides, so a draft need not reach all.
 
 BPE ids are roughly ordered by frequency, so the shortlist is the head's first rows, over the same memory, and a fixed
-number of others that change: tokens to keep at hand always (control tokens, stop tokens), those of the prompt, and those
-that the reply has shown since. With fixed places one captured graph serves every shortlist.
+number of others that change: control tokens, which are always at hand, those of the prompt, and those that the reply
+has shown since. With fixed places one captured graph serves every shortlist.
 
     logits [rows + EXTRA]    entry i < rows is id i; entry rows + j is id extra_ids[j], none where that is -1
 
 An entry has the bits that the whole head gives it where the head is packed: integer sums do not depend on the rows
-beside them. Optionally the first rows are a W4A8 copy of their own, for a head that is stored wider.
+beside them. Optionally the first rows are a packed copy of their own, for a head that is stored wider.
 
 Source: frequency-ranked draft heads, FR-Spec (arXiv 2502.14856).
 """
@@ -21,7 +21,7 @@ from ..kernels.rows import SLOTS
 from ..kernels.sampling import Shortlist
 from ..weights import FastQwenError, Projection
 from ..weights.linear import Linear
-from ..weights.packed_linear import PackedLinear
+from ..weights.packed_linear import BITS, PackedLinear
 from ..weights.subset import quantised_copy
 
 EXTRA = 256  # places beside the first rows
@@ -35,7 +35,7 @@ class ShortHead:
     rows    a multiple of 16; from `vocab` on there is nothing to add, and no place for it
     vocab   ids below it can be drawn
     always  ids that keep a place
-    format  None: the head's own rows, no memory but EXTRA rows; "w4a8": a packed copy of them
+    format  None: the head's own rows, no memory but EXTRA rows; "w4a8", "w6a8" or "int8": a packed copy of them
     dtype   of the hidden states
     Raises FastQwenError for another format, and for rows or always that do not fit.
     """
@@ -51,7 +51,7 @@ class ShortHead:
         dtype: torch.dtype,
     ):
         rows = min(rows, _rows_of(head) // 16 * 16)
-        check_rows(rows)
+        check_short_head(rows, format)
         self.rows, self.vocab, self.format, self._head = rows, vocab, format, head
         device = head.channel_scale.device if isinstance(head, PackedLinear) else head.weight.device
         with torch.inference_mode():
@@ -61,6 +61,7 @@ class ShortHead:
                 self._extra, self.entries = head.empty_rows(EXTRA), rows + EXTRA
                 matrices.append((self._extra, (EXTRA,)))
                 self.shortlist = Shortlist(rows, torch.full((EXTRA,), -1, dtype=torch.int32, device=device))
+            self.matrices = [matrix for matrix, _ in matrices]
             self._projection = Projection(matrices)
             width = sum(sizes[0] for _, sizes in matrices)
             self._scratch = torch.empty(SLOTS * width if device.type == "cuda" else 0, dtype=dtype, device=device)
@@ -132,10 +133,12 @@ class ShortHead:
             self.shortlist.ids[places] = rows.to(torch.int32)
 
 
-def check_rows(rows: int):
-    """Raises FastQwenError for a number of rows that no head can be cut to."""
+def check_short_head(rows: int, format: str | None):
+    """Raises FastQwenError for a number of rows that no head can be cut to, and for an unknown format."""
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < FEWEST or rows % 16:
         raise FastQwenError(f"draft_rows is {rows!r}: set a multiple of 16 of at least {FEWEST}, or 0 for all.")
+    if format is not None and format not in BITS:
+        raise FastQwenError(f"draft_format is {format!r}: use one of {', '.join(map(repr, BITS))}, or none.")
 
 
 def _rows_of(head):

@@ -5,9 +5,8 @@ import torch
 from ..kernels.packed import SLAB
 from .backend import packed_kernels
 from .decode import Grid, to_grid
-from .errors import FastQwenError
 from .linear import Linear
-from .packed_linear import BITS, PackedLinear, RecordLinear
+from .packed_linear import PackedLinear, RecordLinear
 from .quantize import encode
 
 _ROWS = 8192  # decoded and quantised at once: the floats of 5120 columns are 84 MB in bf16
@@ -20,8 +19,6 @@ def quantised_copy(layer: Linear | PackedLinear, rows: int, format: str, dtype: 
     dtype   of the weights that are quantised, where they are packed now
     Raises FastQwenError for a format or a number of columns that cannot be.
     """
-    if format not in BITS:
-        raise FastQwenError(f"draft_format is {format!r}: use one of {', '.join(map(repr, BITS))}, or none.")
     if rows % SLAB:
         raise ValueError(f"{rows} rows are no multiple of {SLAB}")
     device = layer.channel_scale.device if isinstance(layer, PackedLinear) else layer.weight.device
