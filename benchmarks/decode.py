@@ -77,7 +77,8 @@ def bench(
     level = (times[Tree.chain(5)]["draft_ms"] - first) / 4
     summary = {
         "what": "bench decode", "shape": shape, "bits": bits, "output_head": head, "kv": kv, "context": context,
-        **drafts, **provenance(), "read_ceiling_GBps": round(ceiling), "weight_bytes": sizes, "floor_ms": round(floor, 3),
+        **drafts,
+        **provenance(), "read_ceiling_GBps": round(ceiling), "weight_bytes": sizes, "floor_ms": round(floor, 3),
         "graphs": model.captured, "make_and_capture_s": round(made, 1),
         "verify_ms": times[Tree.chain(5)]["verify_ms"], "draft_first_ms": round(first, 3),
         "draft_level_ms": round(level, 3), "rounds": rows,

@@ -41,6 +41,7 @@ class Scripted:
         self.wrong, self.user, self.parts = wrong, None, []
         self.trunk, self.head_cache = SimpleNamespace(device=CPU), SimpleNamespace(adopt=lambda *_: None, length=2)
         self.round = rounds.allocate(64, 8, torch.float32, torch.ones(2))
+        self.shown: list[int] = []  # what a shortlist for drafts is told of the reply
         self.broken = None  # an index at which nothing can be drawn
 
     def set_tree(self, tree):
@@ -118,7 +119,7 @@ def _no_gpu(monkeypatch):
 def reply(trees, *, wrong=4, tokens=40, capacity=100, stop_ids=(), broken=None):
     model, session, planner, meter = Scripted(wrong), Session(capacity), Turns(trees), Meter(CPU)
     model.broken = broken
-    model.head = SimpleNamespace(prefill=lambda *_, **options: None)
+    model.head = SimpleNamespace(prefill=lambda *_, **options: None, short=SimpleNamespace(add=model.shown.extend))
     passes = DevicePasses(
         model, session, planner, GREEDY, seed=0, drafts=trees != [OFF], stop_ids=stop_ids, max_tokens=tokens
     )
@@ -137,6 +138,7 @@ def test_the_text_is_the_targets_and_the_session_holds_what_was_committed(trees)
     assert text == TEXT[:40] and meter.stop_reason == LENGTH
     assert session.tokens == [*PROMPT, *TEXT[:39]]  # the last one is drawn and not fed
     assert session.adopted["length"] == session.adopted["position"] == 3 + 39
+    assert model.shown == ([] if trees == [OFF] else TEXT[1:40])
     # A round that was queued when the reply was over is not told to the planner.
     assert sum(length for _, length in planner.seen) == 39
     assert model.parts.count("verify") in (len(planner.seen), len(planner.seen) + 1)

@@ -10,6 +10,7 @@ from fastqwen.engine.loop import generate, run
 from fastqwen.engine.report import STOP_TOKEN, Meter
 from fastqwen.engine.sampling import Sampler
 from fastqwen.engine.session import Session
+from fastqwen.mtp import short_head
 from fastqwen.mtp.drafts import NoDrafts
 from fastqwen.mtp.planner import Fixed
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
@@ -149,6 +150,22 @@ def test_a_stop_token_ends_the_text_before_it(engine, wanted):
         found, session, meter = on_device(engine, trees, GREEDY, stop_ids=(stop,))
         assert found == text[:end] and meter.stop_reason == STOP_TOKEN
         assert session.tokens == [*PROMPT, *text[:end]]
+
+
+@pytest.mark.parametrize("settings", SAMPLING)
+def test_drafts_from_a_shortlist_give_the_text_too(engine, wanted, settings, monkeypatch):
+    """Of a tiny vocabulary nearly half is beside the first rows; the reply's own tokens come and go."""
+    monkeypatch.setattr(short_head, "FEWEST", 16)
+    head, vocab = engine.trunk.head.matrices[0][0], engine.tokenizer.size
+    short = short_head.ShortHead(head, 144, vocab=vocab, always=[258], dtype=engine.trunk.dtype)
+    monkeypatch.setattr(engine.mtp_head, "short", short)
+    whole = engine.device_model
+    model = DeviceModel(engine.trunk, engine.mtp_head, capacity=128, vocab=vocab)
+    monkeypatch.setattr(engine, "device_model", model)
+    short.begin(PROMPT)
+    text, _, meter = on_device(engine, [Tree((4, 3))], settings)
+    assert text == wanted(settings)[0] and model.captured and model is not whole
+    assert {token for token in text if token >= 144} <= set(short.extra_ids)
 
 
 def test_rows_that_waited_while_nothing_was_drafted_are_made_first(engine, wanted):
