@@ -64,7 +64,7 @@ class ShortHead:
             self.matrices = [matrix for matrix, _ in matrices]
             self._projection = Projection(matrices)
             width = sum(sizes[0] for _, sizes in matrices)
-            self._scratch = torch.empty(SLOTS * width if device.type == "cuda" else 0, dtype=dtype, device=device)
+            self._scratch = torch.empty(SLOTS * width, dtype=dtype, device=device)
         self._place_of: dict[int, int] = {}  # id -> place, the longest there first
         self._always = self._wanted(always)
         if len(self._always) > EXTRA // 2:
