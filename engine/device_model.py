@@ -65,13 +65,15 @@ class DeviceModel:
             self._row = torch.zeros(SLOTS, config.hidden_size, dtype=trunk.dtype, device=device)
             self._shapes: dict[Tree, Tensor] = {}
             self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+            self._pool = None  # the graphs' memory
             self.seconds: dict[str, float] = {}  # of each part, where it was captured
+            self.hidden = self.logits = None  # of the part "rows"
             self.parts = {"verify": self._verify}
             if self.head_cache is not None:
                 self.parts |= {"catch up": self._catch_up, "first": self._first, "next": self._next}
         if graphs and device.type == "cuda" and self.usable:
             with torch.inference_mode():
-                self._capture(on_part)
+                self._capture(self.parts, on_part)
 
     @property
     def usable(self) -> bool:
@@ -81,6 +83,17 @@ class DeviceModel:
     @property
     def captured(self) -> bool:
         return bool(self._graphs)
+
+    def draw_on_host(self):
+        """Makes "verify" available in two parts between which the host draws: "rows" leaves the logits [SLOTS, V] of a
+        pass in `logits`, "accept" goes by what was put into `round.drawn` and `round.errors`."""
+        if "rows" in self.parts:
+            return
+        halves = {"rows": self._verify_rows, "accept": self._accept}
+        self.parts |= halves
+        if self.captured:
+            with torch.inference_mode():
+                self._capture(halves, lambda done, total: None)
 
     def run(self, part: str):
         """Launches a part of a round."""
@@ -127,6 +140,14 @@ class DeviceModel:
         )  # fmt: skip
         rounds.accept(round, dependent=self._dependent)
         round.ring.hidden.index_copy_(0, round.ring.index, hidden)
+
+    def _verify_rows(self):
+        rounds.begin_pass(self.round, dependent=self._dependent)
+        self.hidden, self.logits = self.trunk.decode(self.round, self.state)
+
+    def _accept(self):
+        rounds.accept(self.round)
+        self.round.ring.hidden.index_copy_(0, self.round.ring.index, self.hidden)
 
     def _catch_up(self):
         """Up to eight waiting rows, one left for `first`."""
@@ -175,30 +196,30 @@ class DeviceModel:
         torch.cuda.synchronize(self.trunk.device)
         return median(a.elapsed_time(b) for a, b in zip(events[1:], events[2:], strict=False)) / 1e3
 
-    def _capture(self, on_part):
+    def _capture(self, parts, on_part):
         """Every part runs once as it is, over a state that is done and so changes nothing, and is then captured."""
         self.set_tree(Tree(()))
         self.round.state.zero_()
         self.round.state[rounds.DONE] = 1
-        pool = torch.cuda.graph_pool_handle()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self.trunk.device)
         stream.wait_stream(torch.cuda.current_stream(self.trunk.device))
         with torch.cuda.stream(stream):
-            for done, part in enumerate(self.parts.values()):
-                on_part(done, len(self.parts))
+            for done, part in enumerate(parts.values()):
+                on_part(done, len(parts))
                 part()
                 stream.synchronize()
         torch.cuda.current_stream(self.trunk.device).wait_stream(stream)
-        on_part(len(self.parts), len(self.parts))
+        on_part(len(parts), len(parts))
         graphs = {}
         try:
-            for name, part in self.parts.items():
+            for name, part in parts.items():
                 graphs[name] = torch.cuda.CUDAGraph()
                 # Other threads of the process may go on using the GPU meanwhile.
-                with torch.cuda.graph(graphs[name], pool=pool, stream=stream, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graphs[name], pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                     part()
-            self._graphs = graphs
-            self.seconds = {name: self._timed(name) for name in self.parts}
+            self._graphs |= graphs
+            self.seconds |= {name: self._timed(name) for name in parts}
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
