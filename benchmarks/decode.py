@@ -9,14 +9,17 @@ reads), which says how good it is on any GPU.
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 import torch
 
 from ..engine.device_model import DeviceModel
 from ..engine.device_passes import DevicePasses
+from ..engine.host_drawn_passes import HostDrawnPasses
 from ..engine.sampling import SamplingSettings
 from ..engine.session import Session
+from ..kernels.sampling import supports
 from ..mtp.planner import Fixed, name
 from ..mtp.short_head import EXTRA, FEWEST, check_short_head
 from ..mtp.tree import OFF, Tree
@@ -42,6 +45,7 @@ def bench(
     graphs: bool,
     draft_rows: int = 0,
     draft_format: str | None = None,
+    top_k: int = SETTINGS.top_k,
 ) -> dict:
     """Prints what it measures; returns the summary that is printed last as JSON."""
     device = torch.device("cuda")
@@ -67,9 +71,12 @@ def bench(
         raise FastQwenError("Some operation has no kernel here, so passes run from the host: see `fastqwen doctor`.")
     torch.cuda.synchronize()
     made = time.perf_counter() - started
-    rows, times = [], {}
+    rows, times, settings = [], {}, replace(SETTINGS, top_k=top_k)
+    if not supports(greedy=False, top_k=top_k):
+        model.draw_on_host()
+        profiles = ()  # it draws once for every token, here once a round: what is accepted would take time
     for tree in MEASURED:
-        row = times[tree] = _rounds(model, tree, context)
+        row = times[tree] = _rounds(model, tree, context, settings)
         rows.append({"shape": name(tree)} | row)
         print("  " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     floor = sizes["trunk"] / ceiling / 1e6
@@ -77,7 +84,7 @@ def bench(
     level = (times[Tree.chain(5)]["draft_ms"] - first) / 4
     summary = {
         "what": "bench decode", "shape": shape, "bits": bits, "output_head": head, "kv": kv, "context": context,
-        **drafts,
+        "top_k": top_k, **drafts,
         **provenance(), "read_ceiling_GBps": round(ceiling), "weight_bytes": sizes, "floor_ms": round(floor, 3),
         "graphs": model.captured, "make_and_capture_s": round(made, 1),
         "verify_ms": times[Tree.chain(5)]["verify_ms"], "draft_first_ms": round(first, 3),
@@ -96,11 +103,12 @@ def bench(
     return summary
 
 
-def _passes(model, tree, context, rounds):
+def _passes(model, tree, context, rounds, settings=SETTINGS):
     model.state.reset()
     session = Session(model.trunk, context + rounds * 8, model.state)
-    return session, DevicePasses(
-        model, session, Fixed(tree), SETTINGS, seed=1, drafts=tree.depth > 0, stop_ids=(), max_tokens=10**6
+    kind = DevicePasses if supports(greedy=False, top_k=settings.top_k) else HostDrawnPasses
+    return session, kind(
+        model, session, Fixed(tree), settings, seed=1, drafts=tree.depth > 0, stop_ids=(), max_tokens=10**6
     )
 
 
@@ -108,8 +116,8 @@ def _ids(count):
     return torch.randint(0, 248_000, (count,), generator=torch.Generator().manual_seed(2)).tolist()
 
 
-def _rounds(model, tree, context):
-    session, passes = _passes(model, tree, context, ROUNDS + WARM + 4)
+def _rounds(model, tree, context, settings):
+    session, passes = _passes(model, tree, context, ROUNDS + WARM + 4, settings)
     ids = _ids(context)
     if model.head.short is not None:
         model.head.short.begin(ids)
@@ -213,7 +221,7 @@ def run(arguments) -> int:
     summary = bench(
         arguments.shape, bits=arguments.bits, head=arguments.head, kv=arguments.kv, context=arguments.context,
         profiles=arguments.profile, kernels=arguments.kernels, graphs=not arguments.no_graphs,
-        draft_rows=arguments.draft_rows, draft_format=arguments.draft_format,
+        draft_rows=arguments.draft_rows, draft_format=arguments.draft_format, top_k=arguments.top_k,
     )  # fmt: skip
     print(json.dumps(summary))
     return 0
