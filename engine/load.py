@@ -85,7 +85,7 @@ def load(
     head = MtpHead(model.reader, config) if config.has_mtp else None
     if head is not None and (draft_rows or draft_format is not None):
         head.short = _short_head(model.trunk, text, draft_rows or config.vocab_size, draft_format)
-    notes = [*_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
+    notes = [*_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes, *_draft_notes(head)]
     return Engine(model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context)
 
 
@@ -142,3 +142,10 @@ def _mtp_notes(config) -> list[str]:
     if config.declares_mtp and not config.has_mtp:
         return ["The config declares an MTP head but the file has no 'mtp.fc.weight': it cannot draft."]
     return []
+
+
+def _draft_notes(head) -> list[str]:
+    if head is None or head.short is None or head.short.format is None:
+        return []
+    size = head.short.copied_bytes / 2**20
+    return [f"Drafts read a copy of {head.short.rows} rows of the output head, {head.short.format}, {size:.1f} MiB."]

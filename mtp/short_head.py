@@ -21,7 +21,7 @@ from ..kernels.rows import SLOTS
 from ..kernels.sampling import Shortlist
 from ..weights import FastQwenError, Projection
 from ..weights.linear import Linear
-from ..weights.packed_linear import BITS, PackedLinear
+from ..weights.packed_linear import BITS, PackedLinear, RecordLinear
 from ..weights.subset import quantised_copy
 
 EXTRA = 256  # places beside the first rows
@@ -70,6 +70,15 @@ class ShortHead:
         if len(self._always) > EXTRA // 2:
             raise FastQwenError(f"{len(self._always)} tokens are to keep a place: at most {EXTRA // 2} can.")
         self.begin(())
+
+    @property
+    def copied_bytes(self) -> int:
+        """Memory of the packed copy; 0 for the head's own rows."""
+        first = self.matrices[0]
+        if self.format is None:
+            return 0
+        codes = first.weight.storage if isinstance(first, RecordLinear) else first.grid
+        return codes.nbytes + first.channel_scale.nbytes
 
     @property
     def extra_ids(self) -> list[int]:

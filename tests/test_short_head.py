@@ -90,6 +90,7 @@ def test_a_packed_copy_is_what_quantising_those_rows_gives():
     short = short_head(Linear(plain_weight()), rows=TABLE, format="w4a8")
     exact = hidden() @ plain_weight().T
     error = (short.logits(hidden()) - exact[:, :VOCAB]).norm() / exact[:, :VOCAB].norm()
+    assert short.copied_bytes == TABLE * (COLUMNS + 4)  # without kernels a byte a weight
     assert short.shortlist is None and 0 < error < 0.2  # four bits; zeros would be off by 1
 
 
