@@ -30,6 +30,14 @@ def add_reply_options(parser):
         metavar="N",
         help="prompt and reply are at most N tokens (default: the model's own limit)",
     )
+    add(
+        "--draft-rows",
+        type=int,
+        default=0,
+        metavar="N",
+        help="drafts choose from the first N ids and the tokens at hand; 0: from all (default); the same text",
+    )
+    add("--draft-format", choices=QUANTISED, help="drafts read a packed copy of the output head; the same text")
     add("--no-graphs", action="store_true", help="on a GPU, launch every kernel anew; slower, the same text")
     add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
     add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")
@@ -76,5 +84,7 @@ def load_engine(arguments):
             kv=arguments.kv,
             graphs=not arguments.no_graphs,
             context=arguments.context,
+            draft_rows=arguments.draft_rows,
+            draft_format=arguments.draft_format,
             on_load=bar,
         )

@@ -24,6 +24,7 @@ from ..weights import FastQwenError
 from .device_check import round_kernels
 from .device_model import DeviceModel
 from .device_passes import DevicePasses
+from .host_drawn_passes import HostDrawnPasses
 from .media import Embedded, Media, Vision, place
 from .passes import HostPasses, Passes
 from .reply import Reply, Result
@@ -136,7 +137,7 @@ class Engine:
             meter.image_tokens = media.tokens
             meter.notes += media.notes
         on_step = on_step or (lambda progress: None)
-        passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens, on_step)
+        passes = functools.partial(self._passes, ids, mtp, sampler, capacity, max_tokens, on_step)
         stop_ids = frozenset(self.tokenizer.stop_ids)
         embed = media and functools.partial(self._embed, media, meter, on_step)
         return Reply(
@@ -197,16 +198,20 @@ class Engine:
         meter.image_seconds, meter.vision_seconds = media.image_seconds, media.vision_seconds
         return found
 
-    def _passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
+    def _passes(self, ids, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
+        if mtp != "off" and self.mtp_head.short is not None:
+            self.mtp_head.short.begin(ids)
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
-        drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k) and len(stop_ids) <= STOPS
-        model = self._model_for(capacity, on_step) if drawn else None
+        drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k)
+        model = self._model_for(capacity, on_step) if len(stop_ids) <= STOPS else None
         if model is None:
             session, drafter = Session(self.trunk, capacity), self._drafter(mtp, sampler, capacity)
             return HostPasses(session, drafter, sampler, stop_ids=stop_ids, max_tokens=max_tokens)
+        if not drawn:
+            model.draw_on_host()
         model.state.reset()
         planner = Fixed(OFF) if mtp == "off" else self._chooser(mtp, settings)
-        return DevicePasses(
+        return (DevicePasses if drawn else HostDrawnPasses)(
             model, Session(self.trunk, capacity, model.state), planner, settings, seed=sampler.seed,
             drafts=mtp != "off", stop_ids=stop_ids, max_tokens=max_tokens,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from ..model.config import read_config
 from ..model.load import load_model
 from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
+from ..mtp.short_head import FEWEST, ShortHead, check_short_head
 from ..weights import Checkpoint, FastQwenError
 from .engine import NO_TOWER, Engine
 from .media import Vision
@@ -41,6 +42,8 @@ def load(
     graphs: bool = True,
     context: int | None = None,
     offload_vision: bool = False,
+    draft_rows: int | None = None,
+    draft_format: str | None = None,
     tokenizer=None,
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
@@ -55,6 +58,9 @@ def load(
     graphs     on a GPU, capture passes as CUDA graphs and replay them: faster, the same text
     context    prompt and reply together are at most so many tokens; None: as many as the model was made for
     offload_vision  keep the vision tower in the CPU's memory between pictures; it is read at the first one anyway
+    draft_rows    drafts choose from the first so many ids (a multiple of 16), the control tokens, and the tokens of the
+                  prompt and the reply; 0 or None: from all. Never changes the text
+    draft_format  "w4a8", "w6a8" or "int8": drafts read a packed copy of the output head's rows; None: its own
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
     on_load    told (bytes done, bytes in all) after every tensor
@@ -62,6 +68,8 @@ def load(
     """
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
         raise FastQwenError(f"context is {context!r}: set a whole number of tokens of at least 1.")
+    if draft_rows or draft_format is not None:
+        check_short_head(draft_rows or FEWEST, draft_format)
     torch_device = resolve_device(device)
     torch_dtype = _dtype(dtype, torch_device)
     source = resolve_path(path)
@@ -78,7 +86,10 @@ def load(
     template = ChatTemplate.load(source, text)
     model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind)
     head = MtpHead(model.reader, config) if config.has_mtp else None
+    if head is not None and (draft_rows or draft_format is not None):
+        head.short = _short_head(model.trunk, text, draft_rows or config.vocab_size, draft_format)
     notes = [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes]
+    notes += _draft_notes(head)
     vision = None
     if config.vision is not None:
         vision = Vision(checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision)
@@ -115,6 +126,14 @@ def _kv(name: str) -> str | None:
     return None if name == "auto" else name
 
 
+def _short_head(trunk, text, rows: int, format: str | None) -> ShortHead:
+    always = [text.token_id(name) for name in text.special_names]
+    vocab = min(text.size, trunk.config.vocab_size)
+    return ShortHead(
+        trunk.head.matrices[0][0], rows, vocab=vocab, always=always, format=format, dtype=trunk.dtype
+    )  # fmt: skip
+
+
 def _unused(names: Sequence[str], config) -> list[str]:
     """What of the file nobody read, one sentence per kind."""
     vision = [name for name in names if "visual." in name]
@@ -135,3 +154,10 @@ def _mtp_notes(config) -> list[str]:
     if config.declares_mtp and not config.has_mtp:
         return ["The config declares an MTP head but the file has no 'mtp.fc.weight': it cannot draft."]
     return []
+
+
+def _draft_notes(head) -> list[str]:
+    if head is None or head.short is None or head.short.format is None:
+        return []
+    size = head.short.copied_bytes / 2**20
+    return [f"Drafts read a copy of {head.short.rows} rows of the output head, {head.short.format}, {size:.1f} MiB."]
