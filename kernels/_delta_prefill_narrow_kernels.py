@@ -1,0 +1,123 @@
+"""The Triton kernels of the narrow form in kernels/delta_prefill.py, which says what they compute and how.
+
+Imported only with Triton. Every product takes fp16 operands and adds up in float32. Numbers of tokens are not
+specialised on: other lengths would compile other binaries.
+"""
+
+import triton
+import triton.language as tl
+
+from ._delta_prefill_kernels import _INTERPRETED, narrowed
+
+
+@triton.jit
+def _unit_lower_inverse(system, row, column, CHUNK: tl.constexpr):
+    """(I + system)^-1 [CHUNK, CHUNK] as in the exact form. Nothing in it exceeds one: beta <= 1, keys of length 1."""
+    i = row[:, None]
+    j = column[None, :]
+    inverse = tl.where(i == j, 1.0, 0.0) - tl.where((i // 2 == j // 2) & (i != j), system, 0.0)
+    for level in tl.static_range(1, 6):
+        between = tl.where((i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level), system, 0.0)
+        right = tl.dot(between.to(tl.float16), inverse.to(tl.float16))
+        inverse -= tl.dot(inverse.to(tl.float16), right.to(tl.float16))
+    tl.static_assert(CHUNK == 64)
+    return inverse
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def narrow_chunk_kernel(
+    p_q, p_k, p_g, p_beta, p_from_start, p_to_end, p_mix, p_inverse, tokens,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, CHUNK: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """What needs no state: program (c, h) for chunk c of value head h."""
+    c = tl.program_id(0)
+    h = tl.program_id(1)
+    row = tl.arange(0, CHUNK)
+    column = tl.arange(0, CHUNK)
+    live = row < tokens - c * CHUNK
+    start = tl.cast(c, tl.int64) * CHUNK
+    # Dead rows have k = beta = g = 0: they write nothing and let everything pass.
+    o_key = (start * HK + h // (HV // HK)) * DK + (row[:, None] * (HK * DK) + tl.arange(0, DK)[None, :])
+    k = tl.load(p_k + o_key, mask=live[:, None], other=0.0)
+    q = tl.load(p_q + o_key, mask=live[:, None], other=0.0)
+    o_gate = start * HV + h + row * HV
+    g = tl.load(p_g + o_gate, mask=live, other=0.0)
+    beta = tl.load(p_beta + o_gate, mask=live, other=0.0)
+    total = tl.cumsum(g.to(tl.float64), 0)  # differences of sums that strong gates make large
+    last = tl.sum(g.to(tl.float64), 0)
+    o_row = start * HV + h * CHUNK + row
+    tl.store(p_from_start + o_row, tl.exp(total.to(tl.float32)))
+    tl.store(p_to_end + o_row, tl.exp((last - total).to(tl.float32)))
+    # Their differences in two float32 parts: consumer GPUs have next to no float64.
+    high = total.to(tl.float32)
+    low = (total - high.to(tl.float64)).to(tl.float32)
+    difference = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
+    # Masked before exp: above the diagonal the difference may overflow.
+    decay = tl.exp(tl.where(row[:, None] >= column[None, :], difference, float("-inf")))
+    o_matrix = (start * HV + h * CHUNK) * CHUNK + (row[:, None] * CHUNK + column[None, :])
+    tl.store(p_mix + o_matrix, narrowed(tl.dot(q, tl.trans(k)) * decay, PACKED))
+    system = tl.where(row[:, None] > column[None, :], beta[:, None] * decay * tl.dot(k, tl.trans(k)), 0.0)
+    inverse = _unit_lower_inverse(system, row, column, CHUNK)
+    tl.store(p_inverse + o_matrix, (inverse * beta[None, :]).to(tl.float16))
+
+
+@triton.jit
+def _walk_chunk(
+    state, c, h, value, p_q, p_k, p_v, p_from_start, p_to_end, p_mix, p_inverse, p_out, tokens,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PV: tl.constexpr, CHUNK: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """Stores the outputs of chunk c and returns the state after it, [PV, DK]."""
+    row = tl.arange(0, CHUNK)
+    live = row < tokens - c * CHUNK
+    # One start a chunk and offsets that do not change: 64 bits each are a third of the instructions otherwise.
+    start = tl.cast(c, tl.int64) * CHUNK
+    o_key = (start * HK + h // (HV // HK)) * DK + (row[:, None] * (HK * DK) + tl.arange(0, DK)[None, :])
+    o_start = (start * HV + h) * DV
+    o_row = (start * HV + h * CHUNK) + row
+    o_matrix = (start * HV + h * CHUNK) * CHUNK + (row[:, None] * CHUNK + row[None, :])
+    k = tl.load(p_k + o_key, mask=live[:, None], other=0.0)
+    inverse = tl.load(p_inverse + o_matrix)
+    v = tl.load(p_v + (o_start + (row[:, None] * (HV * DV) + value[None, :])), mask=live[:, None], other=0.0)
+    q = tl.load(p_q + o_key, mask=live[:, None], other=0.0)
+    mix = tl.load(p_mix + o_matrix)
+    from_start = tl.load(p_from_start + o_row)[None, :]
+    to_end = tl.load(p_to_end + o_row)[None, :]
+    whole = tl.load(p_from_start + (start * HV + h * CHUNK) + (CHUNK - 1))
+    before = narrowed(state, PACKED)
+    seen = tl.dot(before, tl.trans(k)) * -from_start
+    writes = tl.dot(tl.trans(v), tl.trans(inverse))
+    o = tl.dot(before, tl.trans(q)) * from_start
+    writes = tl.dot(narrowed(seen, PACKED), tl.trans(inverse), writes)
+    state = tl.dot(narrowed(writes * to_end, PACKED), k, state * whole)
+    o = tl.dot(narrowed(writes, PACKED), tl.trans(mix), o)
+    tl.store(p_out + (o_start + (row[None, :] * (HV * DV) + value[:, None])), o, mask=live[None, :])
+    return state
+
+
+@triton.jit(do_not_specialize=["tokens", "chunks"])
+def narrow_walk_kernel(
+    p_q, p_k, p_v, p_from_start, p_to_end, p_mix, p_inverse, p_state, p_new_state, p_out, tokens, chunks,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PV: tl.constexpr, CHUNK: tl.constexpr,
+    PACKED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The state along the chunks: program (h, b) for PV value columns of value head h, transposed as in walk_kernel."""
+    h = tl.program_id(0)
+    value = tl.program_id(1) * PV + tl.arange(0, PV)
+    o_state = h * DK * DV + tl.arange(0, DK)[None, :] * DV + value[:, None]
+    state = tl.load(p_state + o_state)
+    if _INTERPRETED:  # a second form, since the compiler has loads on their way ahead in no other loop than a range
+        c = 0
+        while c < chunks:
+            state = _walk_chunk(
+                state, c, h, value, p_q, p_k, p_v, p_from_start, p_to_end, p_mix, p_inverse, p_out, tokens,
+                HK, HV, DK, DV, PV, CHUNK, PACKED,
+            )  # fmt: skip
+            c += 1
+    else:
+        for c in tl.range(0, chunks, num_stages=STAGES):
+            state = _walk_chunk(
+                state, c, h, value, p_q, p_k, p_v, p_from_start, p_to_end, p_mix, p_inverse, p_out, tokens,
+                HK, HV, DK, DV, PV, CHUNK, PACKED,
+            )  # fmt: skip
+    tl.store(p_new_state + o_state, state)
