@@ -287,7 +287,7 @@ def gated_norm_kernel(
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     live = (token < tokens)[:, None]
     o_value = h * DV + tl.arange(0, DV)[None, :]
-    o = tl.load(p_o + (token * HV * DV)[:, None] + o_value, mask=live, other=0.0)
+    o = tl.load(p_o + (token * HV * DV)[:, None] + o_value, mask=live, other=0.0).to(tl.float32)
     z = tl.load(p_z + (token * z_stride)[:, None] + o_value, mask=live, other=0.0)
     mean = tl.sum(o * o, 1) * (1.0 / DV)
     normalised = (o * tl.rsqrt(mean + eps)[:, None]).to(z.dtype).to(tl.float32)

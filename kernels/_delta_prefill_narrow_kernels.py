@@ -11,13 +11,28 @@ from ._delta_prefill_kernels import _INTERPRETED, narrowed
 
 
 @triton.jit
+def _power_of_two(x, PACKED: tl.constexpr):
+    """2^x; PACKED without the three instructions for results below 2^-126, which become 0."""
+    if PACKED:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )  # fmt: skip
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
 def _unit_lower_inverse(system, row, column, CHUNK: tl.constexpr):
     """(I + system)^-1 [CHUNK, CHUNK] as in the exact form. Nothing in it exceeds one: beta <= 1, keys of length 1."""
     i = row[:, None]
     j = column[None, :]
-    inverse = tl.where(i == j, 1.0, 0.0) - tl.where((i // 2 == j // 2) & (i != j), system, 0.0)
-    for level in tl.static_range(1, 6):
-        between = tl.where((i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level), system, 0.0)
+    met = i // 2 == j // 2
+    inverse = tl.where(i == j, 1.0, tl.where(met, -system, 0.0))
+    outside = tl.where(met, 0.0, system)  # of the blocks inverted so far
+    for level in tl.static_range(2, 7):
+        met = i >> level == j >> level
+        between = tl.where(met, outside, 0.0)
+        outside = tl.where(met, 0.0, outside)
         right = tl.dot(between.to(tl.float16), inverse.to(tl.float16))
         inverse -= tl.dot(inverse.to(tl.float16), right.to(tl.float16))
     tl.static_assert(CHUNK == 64)
@@ -43,20 +58,20 @@ def narrow_chunk_kernel(
     o_gate = start * HV + h + row * HV
     g = tl.load(p_g + o_gate, mask=live, other=0.0)
     beta = tl.load(p_beta + o_gate, mask=live, other=0.0)
-    total = tl.cumsum(g.to(tl.float64), 0)  # differences of sums that strong gates make large
-    last = tl.sum(g.to(tl.float64), 0)
+    # In units of ln 2. No token forgets by more than 2^-64: float32 differences of sums stay good to 2^-12.
+    g = tl.maximum(g * 1.4426950408889634, -64.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float64)
+    total = tl.cumsum(g, 0)
     o_row = start * HV + h * CHUNK + row
-    tl.store(p_from_start + o_row, tl.exp(total.to(tl.float32)))
-    tl.store(p_to_end + o_row, tl.exp((last - total).to(tl.float32)))
-    # Their differences in two float32 parts: consumer GPUs have next to no float64.
-    high = total.to(tl.float32)
-    low = (total - high.to(tl.float64)).to(tl.float32)
-    difference = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
-    # Masked before exp: above the diagonal the difference may overflow.
-    decay = tl.exp(tl.where(row[:, None] >= column[None, :], difference, float("-inf")))
+    tl.store(p_from_start + o_row, tl.exp2(total.to(tl.float32)))
+    tl.store(p_to_end + o_row, tl.exp2((tl.sum(g, 0) - total).to(tl.float32)))
+    total = total.to(tl.float32)
+    # Masked before the power: above the diagonal the difference may overflow.
+    lower = row[:, None] >= column[None, :]
+    decay = _power_of_two(tl.where(lower, total[:, None] - total[None, :], float("-inf")), PACKED)
     o_matrix = (start * HV + h * CHUNK) * CHUNK + (row[:, None] * CHUNK + column[None, :])
     tl.store(p_mix + o_matrix, narrowed(tl.dot(q, tl.trans(k)) * decay, PACKED))
-    system = tl.where(row[:, None] > column[None, :], beta[:, None] * decay * tl.dot(k, tl.trans(k)), 0.0)
+    system = tl.dot(k, tl.trans(k)) * decay * beta[:, None]
+    system = tl.where(row[:, None] > column[None, :], system, 0.0)
     inverse = _unit_lower_inverse(system, row, column, CHUNK)
     tl.store(p_inverse + o_matrix, (inverse * beta[None, :]).to(tl.float16))
 
@@ -95,7 +110,7 @@ def _walk_chunk(
     writes = tl.dot(narrowed(seen, PACKED), tl.trans(inverse), writes)
     state = tl.dot(narrowed(writes * to_end, PACKED), k, state * whole)
     o = tl.dot(narrowed(writes, PACKED), tl.trans(mix), o)
-    tl.store(p_out + (row[None, :] * (HV * DV) + value[:, None]), o, mask=live[None, :])
+    tl.store(p_out + (row[None, :] * (HV * DV) + value[:, None]), narrowed(o, PACKED), mask=live[None, :])
     return state
 
 

@@ -9,17 +9,17 @@
     norm    gated_rms_norm(o, z)
 
 This is the chunk form of kernels/delta_rule.py with the triangular system inverted, so that nothing but products is
-left for the walk. Sums of g are float64; all else that is added up, and the state, is float32. Two forms:
+left for the walk. Sums of g are float64, all else that is added up, and the state, is float32. Two forms:
 
 exact   for float32 models, and off NVIDIA for all. Chunks of 32 tokens, and `chunk` computes M V and M exp(G) K as
         well. On NVIDIA products run on the matrix units: within a chunk as three products of numbers with 11
         significant bits ("tf32x3"), what is dropped being at most 2^-20 of a product; in the walk as three products of
         bf16 numbers: an operand is the sum of two of them to 2^-18, and the product of the two low ones, at most 2^-18
         again, is dropped. Elsewhere they are float32 products ("ieee").
-narrow  for bf16 and fp16 models on NVIDIA. Chunks of 64 tokens; q, k, v, M and mix are stored as fp16, and what the
+narrow  for bf16 and fp16 models on NVIDIA. Chunks of 64 tokens; q, k, v, M, mix and o are stored as fp16, and what the
         walk multiplies is rounded to it: 11 significant bits, three more than bf16 has. The state itself is never
-        rounded. In M nothing exceeds one; q, k, v, the state and d end at 65504 instead of at infinity, and what is
-        below 6e-5 in size keeps an absolute precision of 3e-8.
+        rounded. In M nothing exceeds one; the other numbers end at 65504 instead of at infinity, and those below 6e-5
+        in size keep an absolute precision of 3e-8. A token forgets by 2^-64 at most within its chunk.
 
 Chunks start at multiples of the chunk's size from the first token given, and a token's bits depend on nothing behind
 its chunk. Prompts and decode passes add up in different orders: their states agree to rounding.
@@ -36,6 +36,7 @@ CHUNK = 64  # tokens; the grid on which a prompt may be cut without other bits i
 _EXACT_CHUNK = 32
 _PIECE = 32  # columns of an operand at a time; see the kernels
 _COLUMNS = 64  # value columns that a block walks with, 16 a warp: the rows of Hopper's products
+_REGISTERS = 168  # a thread of the narrow chunk launch: three blocks a multiprocessor; it needs 169 of itself
 _ROWS = 16  # tokens a block of the elementwise launches
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -48,8 +49,8 @@ def chunked(
     state [Hv, dk, dv] float32; q and k [T, Hk, dk], v [T, Hv, dv]: float32 for the exact form, float16 for the narrow
     one, keys of length one at most; g and beta [T, Hv] float32; all contiguous.
     halves  exact form: products of the walk in three of bf16, as is usual on NVIDIA and nowhere else
-    Returns (outputs [T, Hv, dv], new state), float32; `state` is not changed. Raises ValueError where a shape or dtype
-    does not fit.
+    Returns (outputs [T, Hv, dv] in v's dtype, new state float32); `state` is not changed. Raises ValueError where a
+    shape or dtype does not fit.
     """
     tokens, hk, dk = q.shape
     hv, dv = v.shape[1:]
@@ -61,7 +62,7 @@ def chunked(
     _check(wanted, torch.float32, contiguous=True)
     if not supports(heads):
         raise ValueError(f"{heads}: the kernels lack these head sizes; use delta_rule.chunked")
-    new_state, out = torch.empty_like(state), torch.empty_like(v, dtype=torch.float32)
+    new_state, out = torch.empty_like(state), torch.empty_like(v)
     if narrow:
         between = narrow_chunks(heads, q, k, g, beta)
         _narrow_walk(heads, (q, k, v), between, state, new_state, out)
@@ -103,7 +104,7 @@ def narrow_chunks(heads: Heads, q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -
     between = [g.new_empty(rows), g.new_empty(rows), q.new_empty(*rows, CHUNK), q.new_empty(*rows, CHUNK)]
     _kernels.narrow_chunk_kernel[rows[:2]](
         q, k, g, beta, *between, tokens, HK=heads.key_heads, HV=heads.value_heads, DK=heads.key_dim, CHUNK=CHUNK,
-        PACKED=_packed(q.device), num_warps=4,
+        PACKED=_packed(q.device), num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
     return between
 

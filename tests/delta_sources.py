@@ -52,13 +52,16 @@ def delta_variants(module, target, shared):
             kinds |= dict.fromkeys(("p_q", "p_k", "p_v"), "fp16")
         yield _source(prefill.inputs_kernel, kinds, **shape, ROWS=16), {"num_warps": 4}
         norm = {"HV": heads, "DV": dim, "ROWS": 16}
-        yield _source(prefill.gated_norm_kernel, dict.fromkeys(("p_z", "p_out"), dtype), **norm), {"num_warps": 4}
+        kinds = dict.fromkeys(("p_z", "p_out"), dtype)
+        if target.backend == "cuda" and dtype != "fp32":
+            kinds |= {"p_o": "fp16"}
+        yield _source(prefill.gated_norm_kernel, kinds, **norm), {"num_warps": 4}
 
 
 def _narrow_variants(kernels, shape, walk, packed):
     """(source, options) of the launches for bf16 and fp16 models."""
     sizes = shape | {"CHUNK": 64, "PACKED": packed}
-    half = dict.fromkeys(("p_q", "p_k", "p_v", "p_mix", "p_inverse"), "fp16")
+    half = dict.fromkeys(("p_q", "p_k", "p_v", "p_mix", "p_inverse", "p_out"), "fp16")
     without_values = {name: size for name, size in sizes.items() if name != "DV"}
-    yield _source(kernels.narrow_chunk_kernel, half, **without_values), {"num_warps": 4}
+    yield _source(kernels.narrow_chunk_kernel, half, **without_values), {"num_warps": 4, "maxnreg": 168}
     yield _source(kernels.narrow_walk_kernel, half, **sizes, **walk), {"num_warps": max(1, walk["PV"] // 16)}
