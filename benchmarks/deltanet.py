@@ -8,7 +8,8 @@ time, and the float32 form with the reference. Then a chain of launches over lay
 CUDA graph, each a programmatic dependent of the one before where the GPU can. The floor is the bytes of the state, read
 and written once, at the machine's read ceiling; an empty launch in the same chain is printed beside it.
 
-Then kernels/delta_prefill.py over prompts (--tokens 512 2048 8192), checked against the reference's chunks in float64;
+Then kernels/delta_prefill.py over prompts (--tokens 512 2048 8192) in its forms (--forms narrow exact), checked against
+the reference's chunks in float64: a layer, the rule alone, and the first of its two launches alone;
 with --peer beside fla-core's chunk_gated_delta_rule on the same numbers in bf16, where that can be imported.
 """
 
@@ -51,6 +52,8 @@ CASES = (
 )
 SEED, CALLS, ROTATE_BYTES = 0, 96, 300e6
 PIECE = 2048  # tokens of a long prompt that run at a time
+# By tests/test_delta_prefill.py: roundings to 11 bits, and products of bf16 halves, off by 2^-18 and a few in turn.
+LARGEST_ERROR = {"narrow": 23**0.5 * 2.0**-12, "exact": 3e-5}
 
 
 @triton.jit
@@ -212,7 +215,7 @@ def peer_rule(inputs):
     return call
 
 
-def bench_prompt(shape: str, tokens: int, peer: bool) -> dict:
+def bench_prompt(shape: str, tokens: int, forms, peer: bool) -> dict:
     """Microseconds of one layer over `tokens` of a prompt, and of the rule alone beside others of it."""
     device, heads = torch.device("cuda"), SHAPES[shape]
     torch.manual_seed(SEED)
@@ -220,18 +223,23 @@ def bench_prompt(shape: str, tokens: int, peer: bool) -> dict:
     state, q, k, *rest = inputs
     repeated = [x.repeat_interleave(heads.value_heads // heads.key_heads, 1) for x in (q, k)]
     wanted = delta_rule.chunked(*(x.double() for x in (state, *repeated, *rest)))
-    errors = {"relative_error": relative_error(delta_prefill.chunked(*inputs), wanted)}
-    assert errors["relative_error"] < 3e-5, f"chunks differ from the float64 reference: {errors}"
     weights = make_weights(heads, device)
     whole = torch.randn(tokens, heads.channels + heads.value_heads * (heads.value_dim + 2), device=device).bfloat16()
     sizes = [heads.channels, heads.value_heads * heads.value_dim, heads.value_heads, heads.value_heads]
     rows, window = whole.split(sizes, 1), torch.zeros(3, heads.channels, dtype=torch.bfloat16, device=device)
-    calls = {
-        "layer_us": lambda: delta_prefill.prefill(rows, weights, window=window, recurrent=state),
-        "rule_us": lambda: delta_prefill.chunked(*inputs),
-    }
-    if tokens > PIECE:
-        calls["rule_in_pieces_us"] = lambda: in_pieces(inputs, PIECE)
+    errors, calls = {}, {}
+    for form in forms:
+        narrow = form == "narrow"
+        own = [state, *(x.half() if narrow else x for x in (q, k, rest[0])), *rest[1:]]
+        errors[f"{form}_relative_error"] = error = relative_error(delta_prefill.chunked(*own), wanted)
+        assert error < LARGEST_ERROR[form], f"chunks differ from the float64 reference: {errors}"
+        options = {"window": window, "recurrent": state, "narrow": narrow}
+        calls[f"{form}_layer_us"] = lambda options=options: delta_prefill.prefill(rows, weights, **options)
+        calls[f"{form}_rule_us"] = lambda own=own: delta_prefill.chunked(*own)
+        if narrow:
+            calls["narrow_chunks_us"] = lambda own=own: delta_prefill.narrow_chunks(heads, *own[1:3], *own[4:])
+        if tokens > PIECE:
+            calls[f"{form}_rule_in_pieces_us"] = lambda own=own: in_pieces(own, PIECE)
     if peer:
         calls["peer_rule_us"] = peer_rule(inputs)
         errors["peer_relative_error"] = relative_error(calls["peer_rule_us"](), wanted)
@@ -274,6 +282,7 @@ def main():
         "--peer", action="store_true", help="also time fla-core's rule; it tunes itself at the first call"
     )
     parser.add_argument("--only-prompts", action="store_true")
+    parser.add_argument("--forms", nargs="+", default=list(LARGEST_ERROR), choices=list(LARGEST_ERROR))
     arguments = parser.parse_args()
     shapes = arguments.shape
     for shape in shapes if not arguments.only_prompts else ():
@@ -281,7 +290,7 @@ def main():
         print(json.dumps(bench(shape, splits)), flush=True)
     peer = arguments.peer and importlib.util.find_spec("fla") is not None
     for shape, tokens in itertools.product(shapes, arguments.tokens):
-        print(json.dumps(bench_prompt(shape, tokens, peer)), flush=True)
+        print(json.dumps(bench_prompt(shape, tokens, arguments.forms, peer)), flush=True)
     if arguments.peer and not peer:
         print("fla-core is not installed: nothing to compare with")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import triton
 import triton.language as tl
+from delta_sources import delta_variants
 from round_sources import round_variants
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -193,49 +194,6 @@ def attention_variants(module, append, target):
         yield attention_source(append.append_kernel, kind, rows), options | {"enable_fp_fusion": False, "num_warps": 1}
 
 
-def delta_source(kernel, dtype, wide, **constants):
-    """`wide` names the pointers of the compute dtype; the rest is float32."""
-    pointers = {name: "fp32" for name in kernel.arg_names if name.startswith("p_")} | dict.fromkeys(wide, dtype)
-    pointers |= {"p_control": "i32"}
-    types = {name: "*" + kind for name, kind in pointers.items()} | dict.fromkeys(constants, "constexpr")
-    signature = {name: types.get(name, "fp32" if name == "eps" else "i32") for name in kernel.arg_names}
-    aligned = [
-        (i,)
-        for i, name in enumerate(signature)
-        if name in ("x_stride", "z_stride") or (name in pointers and name not in ("p_a", "p_b"))
-    ]
-    return ASTSource(kernel, signature, constants, {index: [["tt.divisibility", 16]] for index in aligned})
-
-
-def delta_variants(decode, prefill, target):
-    """(source, options) of the real head sizes and of the smallest."""
-    dependent = target.backend == "cuda" and target.arch >= 90
-    precision = "tf32x3" if target.backend == "cuda" else "ieee"
-    for dtype, heads, dim in (("bf16", 32, 128), ("fp16", 48, 128), ("fp32", 2, 16)):
-        shape = {"HK": 1 if dim == 16 else 16, "HV": heads, "DK": dim, "DV": dim}
-        wide = ("p_x", "p_z", "p_b", "p_a", "p_windows", "p_columns", "p_out")
-        parts, columns = kernel_module("delta_decode").split_for(dim)
-        options = {"num_warps": max(1, dim // parts // columns * 8 // target.warp_size), "enable_fp_fusion": False}
-        options |= {"launch_pdl": True} if dependent else {}
-        flags = {"PARTS": parts, "VC": columns, "DEPENDENT": dependent, "PREFETCH": True}
-        yield delta_source(decode, dtype, wide, **shape, **flags), options
-        if dtype == "fp16":
-            continue
-        halves = target.backend == "cuda"
-        sizes = shape | {"CHUNK": 32, "HALVES": halves}
-        wide = ("p_q_halves", "p_k_halves", "p_mix", "p_seen") if halves else ()
-        pieces = {"PK": min(dim, 32), "PV": min(dim, 32), "PRECISION": precision}
-        yield delta_source(prefill.chunk_kernel, "bf16", wide, **sizes, **pieces), {"num_warps": 2}
-        wide = ("p_q", "p_k", "p_mix", "p_seen") if halves else ()
-        columns = min(dim, 64)
-        walk = {"PV": columns, "STAGES": 2 if halves and SHARED[target.arch] > 160 << 10 else 1}
-        yield delta_source(prefill.walk_kernel, "bf16", wide, **sizes, **walk), {"num_warps": max(1, columns // 16)}
-        wide = ("p_x", "p_b", "p_a", "p_window")
-        yield delta_source(prefill.inputs_kernel, dtype, wide, **shape, ROWS=16), {"num_warps": 4}
-        norm = {"HV": heads, "DV": dim, "ROWS": 16}
-        yield delta_source(prefill.gated_norm_kernel, dtype, ("p_z", "p_out"), **norm), {"num_warps": 4}
-
-
 def prefill_variants(kernel, target):
     """(source, options) of prefill attention over each kind of cache."""
     launch_config = kernel_module("prefill_attention").launch_config
@@ -271,8 +229,7 @@ def variants(target):
     yield from prepare_variants(kernel_module("_prepare_kernels").prepare_kernel, target)
     yield from packed_variants(kernel_module("_packed_kernels"), target)
     yield from float_variants(kernel_module("_float_linear_kernels").float_linear_kernel, target)
-    decode, prefill = kernel_module("_delta_decode_kernels"), kernel_module("_delta_prefill_kernels")
-    yield from delta_variants(decode.delta_decode_kernel, prefill, target)
+    yield from delta_variants(kernel_module, target, SHARED)
     yield from round_variants(kernel_module, target)
 
 
