@@ -103,11 +103,12 @@ def packed_variants(module, target):
         yield packed_source(unpacking.unpack_kernel, C=columns, TABLES=bits == 4, **common), {"num_warps": 4}
         if target.backend != "cuda":
             continue
-        for window in {True, False} if bits == 4 else {False}:
+        for window in (True, False) if bits == 4 else (False,):
             dependent = target.arch >= 90
             options = plain | ({"launch_pdl": True} if dependent else {})
             shape = {"WARPS": 4, "J": columns // 64, "WINDOW": window, "TABLES": bits == 4 and window}
-            for early in (False, True):
+            # Of 4 bits' two widths with and without a window, every pair of choices and not every triple.
+            for early in (False, True) if bits > 4 else ((columns == 256) == window,):
                 flags = {"RESIDUAL": early, "EARLY": early, "PLAIN": not early, "PLAIN_K": 1024, "DEPENDENT": dependent}
                 yield packed_source(module.packed_linear_kernel, **common, **shape, **flags), options
             yield packed_source(unpacking.unpack_records_kernel, **common, **shape), {"num_warps": 4}
@@ -221,7 +222,8 @@ def prefill_variants(kernel, target):
         yield source, {"num_warps": config.warps, "num_stages": config.stages, "enable_fp_fusion": False}
 
 
-def variants(target):
+def variants(target, every):
+    """(source, options) of all kernels; without `every`, large ones may be of smaller sizes and the same branches."""
     yield from prefill_variants(kernel_module("_prefill_attention_kernels").prefill_attention_kernel, target)
     append = kernel_module("_attention_append_kernel")
     yield from attention_variants(kernel_module("_decode_attention_kernels"), append, target)
@@ -229,16 +231,16 @@ def variants(target):
     yield from prepare_variants(kernel_module("_prepare_kernels").prepare_kernel, target)
     yield from packed_variants(kernel_module("_packed_kernels"), target)
     yield from float_variants(kernel_module("_float_linear_kernels").float_linear_kernel, target)
-    yield from delta_variants(kernel_module, target, SHARED)
-    yield from round_variants(kernel_module, target)
+    yield from delta_variants(kernel_module, target, SHARED, every)
+    yield from round_variants(kernel_module, target, every)
 
 
 def chosen(name, target):
     """Every variant for one GPU, where they differ most; elsewhere the first of each kernel. Ten minutes otherwise."""
-    seen = set()
-    for compiled, options in variants(target):
+    seen, every = set(), name == "sm_90"
+    for compiled, options in variants(target, every):
         kernel = compiled.fn.__name__
-        if name == "sm_90" or kernel not in seen:
+        if every or kernel not in seen:
             seen.add(kernel)
             yield compiled, options
 

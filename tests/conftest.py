@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from short_interpreter import shorten
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the network
@@ -52,3 +53,13 @@ def pytest_collection_modifyitems(config, items):
 def _one_thread():
     """Small tensors on few cores are far faster on one thread."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interpreter():
+    """Triton's interpreter, shortened; the monkeypatch that did it."""
+    monkeypatch = pytest.MonkeyPatch()
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+        shorten(monkeypatch)
+    yield monkeypatch
+    monkeypatch.undo()

@@ -17,12 +17,17 @@ def _source(kernel, kinds, **constants):
     return ASTSource(kernel, signature, constants, {index: [["tt.divisibility", 16]] for index in aligned})
 
 
-def delta_variants(module, target, shared):
-    """(source, options) of the real head sizes and of the smallest. shared: bytes a block may have, by architecture."""
+def delta_variants(module, target, shared, every):
+    """(source, options) of the real head sizes and of the smallest. shared: bytes a block may have, by architecture.
+
+    Without `every`, of a head dimension of 32: all branches of 128's, which repeats the most of them four times. Walks
+    stay at 128, where they use most of the shared memory that a block may have.
+    """
     decode, prefill = module("_delta_decode_kernels").delta_decode_kernel, module("_delta_prefill_kernels")
     dependent = target.backend == "cuda" and target.arch >= 90
     precision = "tf32x3" if target.backend == "cuda" else "ieee"
-    for dtype, heads, dim in (("bf16", 32, 128), ("fp16", 48, 128), ("fp32", 2, 16)):
+    real = (("bf16", 32, 128), ("fp16", 48, 128), ("fp32", 2, 16))
+    for dtype, heads, dim in real if every else (("bf16", 32, 32),):
         shape = {"HK": 1 if dim == 16 else 16, "HV": heads, "DK": dim, "DV": dim}
         wide = ("p_x", "p_z", "p_b", "p_a", "p_windows", "p_columns", "p_out")
         parts, columns = module("delta_decode").split_for(dim)
@@ -38,14 +43,15 @@ def delta_variants(module, target, shared):
         pieces = {"PK": min(dim, 32), "PV": min(dim, 32), "PRECISION": precision}
         yield _source(prefill.chunk_kernel, dict.fromkeys(wide, "bf16"), **sizes, **pieces), {"num_warps": 2}
         wide = ("p_q", "p_k", "p_mix", "p_seen") if halves else ()
-        columns = min(dim, 64)
+        columns = min(dim, 64) if every else 64
+        walked = shape if every else shape | {"DK": 128, "DV": 128}
         walk = {"PV": columns, "STAGES": 3 if halves and shared[target.arch] >= 190 << 10 else 1}
         yield (
-            _source(prefill.walk_kernel, dict.fromkeys(wide, "bf16"), **sizes, **walk),
+            _source(prefill.walk_kernel, dict.fromkeys(wide, "bf16"), **sizes | walked, **walk),
             {"num_warps": max(1, columns // 16)},
         )
         if target.backend == "cuda":
-            yield from _narrow_variants(module("_delta_prefill_narrow_kernels"), shape, walk, target.arch >= 86)
+            yield from _narrow_variants(module("_delta_prefill_narrow_kernels"), walked, walk, target.arch >= 86)
         wide = ("p_x", "p_b", "p_a", "p_window")
         kinds = dict.fromkeys(wide, dtype)
         if target.backend == "cuda" and dtype != "fp32":

@@ -17,17 +17,18 @@ def _source(kernel, **constants):
     return ASTSource(kernel, signature, constants, {})
 
 
-def round_variants(module, target):
-    """(source, options) of every kernel, as a round launches it."""
+def round_variants(module, target, every):
+    """(source, options) of every kernel, as a round launches it; without `every` its lists are shorter to sort."""
     sampling, rounds = module("_sampling_kernels"), module("_rounds_kernels")
     dependent = target.backend == "cuda" and target.arch >= 90
     common = {"launch_pdl": True} if dependent else {}
     exact = common | {"enable_fp_fusion": False}
+    listed = 1024 if every else 256  # beside lists of up to 128
     row = {"BLOCK": 2048, "DEPENDENT": dependent}  # SHORT adds to every kernel, so one of them does without
     yield _source(sampling.maxima_kernel, STRETCH=512, SHORT=False, **row), exact | {"num_warps": 8}
     yield _source(sampling.bound_kernel, MAXIMA=512, WIDE=True, DEPENDENT=dependent), exact | {"num_warps": 4}
-    yield _source(sampling.list_kernel, LISTED=1024, SHORT=True, **row), exact | {"num_warps": 8}
-    yield _source(sampling.draw_kernel, LISTED=1024, SHORT=True, WIDE=True, **row), exact | {"num_warps": 4}
+    yield _source(sampling.list_kernel, LISTED=listed, SHORT=True, **row), exact | {"num_warps": 8}
+    yield _source(sampling.draw_kernel, LISTED=listed, SHORT=True, WIDE=True, **row), exact | {"num_warps": 4}
     angles, single = {"HALF": 32, "DEPENDENT": dependent}, common | {"num_warps": 1}
     yield _source(rounds.begin_head_kernel, KEEP=0, RING=256, **angles), single
     yield _source(rounds.next_level_kernel, **angles), single

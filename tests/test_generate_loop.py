@@ -14,7 +14,7 @@ from fastqwen.mtp.tree import OFF, Tree, all_shapes
 from fastqwen.weights import Checkpoint, FastQwenError
 
 PROMPT = list(range(40, 90))
-TOKENS = 48
+TOKENS = 32
 EVERYTHING = SamplingSettings(
     temperature=1.0, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3
 )
@@ -75,8 +75,8 @@ def plain(request, trunk):
 
 def test_any_drafts_in_any_shape_give_the_same_text_and_state(trunk, plain):
     settings, wanted, plain_session = plain
-    for shapes in ([Tree.chain(2)], [Tree.chain(5)], list(all_shapes()), [OFF, Tree.chain(3)], [Tree((7,))]):
-        for right in (0.0, 0.7, 1.0):
+    for shapes in ([Tree.chain(5)], list(all_shapes()), [OFF, Tree.chain(3)], [Tree((7,))]):
+        for right in (0.0, 0.7, 1.0) if OFF not in shapes else (0.7, 1.0):  # none right: as every pass were off
             drafter = ScriptedDrafts(wanted, shapes, right)
             found, session, meter = run(trunk, drafter, settings)
             assert found == wanted

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fastqwen.engine import sampling
 from fastqwen.engine.sampling import GREEDY, Sampler, SamplingSettings, process
-from fastqwen.kernels.philox import gumbel_noise
+from fastqwen.kernels.philox import gumbel_noise, philox_words
 
 NEUTRAL = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, presence_penalty=0.0)
 NOTHING = torch.tensor([], dtype=torch.int64)
@@ -97,6 +97,13 @@ def test_a_score_tie_after_noise_goes_to_the_lower_id(monkeypatch):
 # --- frequencies
 
 
+def noise_at_indices(seed, count, ids):
+    """gumbel_noise of ids [m] at the first indices, all at once: [count, m]."""
+    words = torch.stack(philox_words((ids >> 2, torch.arange(count)[:, None], 0, 0), (seed, 0)))
+    word = words.gather(0, (ids & 3).expand(1, count, -1))[0]
+    return (-torch.log(-torch.log((word.double() + 0.5) * 2.0**-32))).float()
+
+
 # Upper 0.1% points of chi-square by degrees of freedom, from the usual tables.
 CRITICAL = {2: 13.82, 4: 18.47, 7: 24.32}
 
@@ -114,11 +121,14 @@ CRITICAL = {2: 13.82, 4: 18.47, 7: 24.32}
 def test_draws_have_the_processed_distribution(changes, expected):
     logits = torch.log(row(0.30, 0.25, 0.15, 0.10, 0.08, 0.06, 0.04, 0.02))
     history = torch.tensor([1])
-    counts = [0] * 8
-    draws = 20_000
-    samplers = [Sampler(settings(**changes), seed, 8) for seed in range(100)]
-    for number in range(draws):
-        counts[samplers[number % 100].draw(logits, history, number // 100)] += 1
+    draws, counts = 20_000, torch.zeros(8, dtype=torch.int64)
+    ids, scores = process(logits, history, settings(**changes), 8)  # of every draw: neither seed nor index matters
+    for seed in range(100):
+        drawn = ids[torch.argmax(scores + noise_at_indices(seed, draws // 100, ids), dim=1)]
+        sampler = Sampler(settings(**changes), seed, 8)
+        assert [sampler.draw(logits, history, index) for index in range(5)] == drawn[:5].tolist()
+        counts += torch.bincount(drawn, minlength=8)
+    counts = counts.tolist()
     assert sum(counts[len(expected) :]) == 0
     wanted = [draws * mass / sum(expected) for mass in expected]
     statistic = sum((count - want) ** 2 / want for count, want in zip(counts, wanted, strict=False))
