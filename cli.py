@@ -104,6 +104,10 @@ def _add_generate(parser):
         metavar="N",
         help="prompt and reply are at most N tokens (default: the model's own limit)",
     )
+    add(
+        "--prefix-cache", type=int, default=0, metavar="MB",
+        help="RAM to keep beginnings of prompts in; a process that writes one reply has no use for it (default 0)",
+    )  # fmt: skip
     add("--no-graphs", action="store_true", help="on a GPU, launch every kernel anew; slower, the same text")
     add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
     add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")
@@ -150,6 +154,7 @@ def _generate(arguments) -> int:
             kv=arguments.kv,
             graphs=not arguments.no_graphs,
             context=arguments.context,
+            prefix_cache_bytes=arguments.prefix_cache * 2**20,
             on_load=bar,
         )
     kernel_bar, prompt_bar = Bar("kernels", "part"), Bar("prompt", "token")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from ..attention import KVCache
 from ..kernels import rounds
 from ..kernels.rows import SLOTS
 from ..mtp.acceptance import Accepted
@@ -64,6 +65,17 @@ class DevicePasses:
             cache = self._model.head_cache
             self._model.head.prefill(following, hidden[:-1], positions[:, :-1], cache=cache)
         self._last = hidden[-1:].clone(), positions[:, -1:].clone()
+
+    @property
+    def prompt_cache(self) -> KVCache | None:
+        return self._model.head_cache if self._drafts else None
+
+    @property
+    def waiting_row(self) -> tuple[Tensor, Tensor]:
+        return self._last
+
+    def resume(self, hidden: Tensor, positions: Tensor, next_position: int):
+        self._last = hidden, positions
 
     def first(self, logits: Tensor) -> int:
         model, round, state = self._model, self._model.round, self.session.state

@@ -26,6 +26,7 @@ from .device_model import DeviceModel
 from .device_passes import DevicePasses
 from .loop import run
 from .passes import HostPasses, Passes
+from .prefix_cache import DEFAULT_BYTES, PrefixCache, PromptReuse
 from .report import STOP_TEXT, Meter, Progress, Report
 from .sampling import Sampler, SamplingSettings
 from .session import Session
@@ -62,6 +63,7 @@ class Engine:
     notes    what a user should know about this checkpoint, one sentence each; every report carries them
     graphs   on a GPU, passes are captured once and replayed; never changes the text
     context  prompt and reply together are at most so many tokens; default and maximum: what the model was made for
+    prefix_cache_bytes  RAM for beginnings of prompts that were read before; never changes the text
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Engine:
         notes: Sequence[str] = (),
         graphs: bool = True,
         context: int | None = None,
+        prefix_cache_bytes: int = DEFAULT_BYTES,
     ):
         self.trunk, self.tokenizer, self.template, self.mtp_head = trunk, tokenizer, template, mtp_head
         self.config, self.device = trunk.config, trunk.device
@@ -82,6 +85,7 @@ class Engine:
         self._costs = Costs()
         self._graphs = graphs
         self.context = min(context or self.config.max_positions, self.config.max_positions)
+        self.prefix_cache = PrefixCache(prefix_cache_bytes)
         self._device_model: DeviceModel | None = None
         self._on_device = trunk.device.type == "cuda"
         # On a CPU the number of threads can change how a sum is split, and so the last bit of a logit.
@@ -140,13 +144,23 @@ class Engine:
         return self.reply(prompt, **options).result()
 
     def free(self):
-        """Gives back what replies share on a GPU: keys and values, states, workspaces and captured graphs. The next
-        reply makes them again."""
+        """Gives back what replies share: on a GPU keys and values, states, workspaces and captured graphs, in RAM the
+        beginnings of prompts. The next reply makes them again."""
+        self.prefix_cache.clear()
         self._device_model = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
+    def _passes(self, *arguments) -> Passes:
+        passes = self._new_passes(*arguments)
+        if self.prefix_cache.budget_bytes > 0:
+            trunk = self.trunk
+            threads = torch.get_num_threads() if self.device.type == "cpu" else None
+            settings = trunk.kv, trunk.dtype, trunk.chunk, threads
+            passes.session.reuse = PromptReuse(self.prefix_cache, settings, trunk.chunk, passes)
+        return passes
+
+    def _new_passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
         drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k) and len(stop_ids) <= STOPS
         model = self._model_for(capacity, on_step) if drawn else None
@@ -258,6 +272,7 @@ class Reply:
                 yield from run(passes, ids, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter)
             finally:
                 meter.planner = passes.report()
+                meter.reused(passes.session.reuse)
 
         self._deltas = self._run(new_tokens())
 

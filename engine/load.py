@@ -13,6 +13,7 @@ from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
 from ..weights import Checkpoint, FastQwenError
 from .engine import Engine
+from .prefix_cache import DEFAULT_BYTES
 
 _DEMO = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
 # The checkpoint that comes with the package, in the formats it comes in.
@@ -39,6 +40,7 @@ def load(
     kv: str = "auto",
     graphs: bool = True,
     context: int | None = None,
+    prefix_cache_bytes: int = DEFAULT_BYTES,
     tokenizer=None,
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
@@ -52,6 +54,7 @@ def load(
     kv         how keys and values are kept: "auto" (int8 on a GPU, fp32 on a CPU), "int8", "bf16" or "fp32"
     graphs     on a GPU, capture passes as CUDA graphs and replay them: faster, the same text
     context    prompt and reply together are at most so many tokens; None: as many as the model was made for
+    prefix_cache_bytes  RAM for beginnings of prompts, so that one that comes again is not read again; 0: none
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
     on_load    told (bytes done, bytes in all) after every tensor
@@ -59,6 +62,8 @@ def load(
     """
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
         raise FastQwenError(f"context is {context!r}: set a whole number of tokens of at least 1.")
+    if isinstance(prefix_cache_bytes, bool) or not isinstance(prefix_cache_bytes, int) or prefix_cache_bytes < 0:
+        raise FastQwenError(f"prefix_cache_bytes is {prefix_cache_bytes!r}: set a whole number of at least 0.")
     torch_device = resolve_device(device)
     torch_dtype = _dtype(dtype, torch_device)
     source = resolve_path(path)
@@ -76,7 +81,10 @@ def load(
     model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind)
     head = MtpHead(model.reader, config) if config.has_mtp else None
     notes = [*_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
-    return Engine(model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context)
+    return Engine(
+        model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context,
+        prefix_cache_bytes=prefix_cache_bytes,
+    )  # fmt: skip
 
 
 def resolve_device(name: str) -> torch.device:

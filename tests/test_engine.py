@@ -105,7 +105,8 @@ def test_report_has_every_number_and_is_json(engine):
     report = engine.generate("a fox", settings=HOT, max_tokens=10, mtp="off").report
     value = json.loads(json.dumps(report.to_dict()))
     assert set(value) == {
-        "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds", "tokens_per_second", "verify_passes",
+        "prompt_tokens", "new_tokens", "cached_tokens", "prefill_seconds", "cached_seconds", "decode_seconds",
+        "tokens_per_second", "verify_passes",
         "accepted_per_pass", "acceptance", "shapes", "draft_ms", "verify_ms", "peak_memory_bytes", "stop_reason",
         "mtp", "planner", "notes",
     }  # fmt: skip
