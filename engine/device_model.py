@@ -71,6 +71,16 @@ class DeviceModel:
             with torch.inference_mode():
                 self._capture(on_part)
 
+    def release(self):
+        """Gives the memory back, whoever still refers to this: graphs first, which know the addresses of the rest. The
+        reply that used it cannot go on."""
+        self.user = None
+        if self.trunk.device.type == "cuda":
+            torch.cuda.synchronize(self.trunk.device)
+        self._graphs.clear()
+        self.parts, self._shapes = {}, {}
+        self.state = self.head_cache = self.round = self.settings = self._workspace = self._row = None
+
     @property
     def usable(self) -> bool:
         """Whether all of it runs by kernels that read what differs between passes on the device."""

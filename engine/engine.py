@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..attention import cache_bytes, capacity_class, tokens_within
 from ..kernels.rounds import STOPS
 from ..kernels.sampling import supports
 from ..model.chat import ChatTemplate
-from ..model.family import FULL
 from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
 from ..mtp.drafts import NoDrafts
@@ -21,10 +19,9 @@ from ..mtp.planner import Fixed, Planner
 from ..mtp.planner import name as tree_name
 from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
-from .device_check import round_kernels
-from .device_model import DeviceModel
 from .device_passes import DevicePasses
 from .loop import run
+from .memory import EngineMemory
 from .passes import HostPasses, Passes
 from .prefix_cache import DEFAULT_BYTES, PrefixCache, PromptReuse
 from .report import STOP_TEXT, Meter, Progress, Report
@@ -32,8 +29,6 @@ from .sampling import Sampler, SamplingSettings
 from .session import Session
 from .text import Delta, ReplyText, stop_texts
 
-# Of the free memory of a GPU that keys and values may take: a prompt's chunks and workspaces need the rest.
-FREE_SHARE = 0.8
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 OnStep = Callable[[Progress], bool | None]
 
@@ -83,11 +78,12 @@ class Engine:
         self.notes = tuple(notes)
         self._statistics: dict[object, Statistics] = {}
         self._costs = Costs()
-        self._graphs = graphs
         self.context = min(context or self.config.max_positions, self.config.max_positions)
         self.prefix_cache = PrefixCache(prefix_cache_bytes)
-        self._device_model: DeviceModel | None = None
-        self._on_device = trunk.device.type == "cuda"
+        self.vocab = min(tokenizer.size, self.config.vocab_size)  # ids that can be drawn
+        self.memory = EngineMemory(
+            trunk, mtp_head, vocab=self.vocab, graphs=graphs, context=self.context, costs=self._costs
+        )  # fmt: skip
         # On a CPU the number of threads can change how a sum is split, and so the last bit of a logit.
         self.threads = torch.get_num_threads()
 
@@ -129,7 +125,7 @@ class Engine:
         mtp = mtp if isinstance(mtp, Tree) else str(mtp)
         label = tree_name(mtp) if isinstance(mtp, Tree) else mtp
         meter = Meter(self.device, notes=[*self.notes, *self._call_notes(label)])
-        sampler = Sampler(settings or SamplingSettings(), seed, min(self.tokenizer.size, self.config.vocab_size))
+        sampler = Sampler(settings or SamplingSettings(), seed, self.vocab)
         capacity = min(limit, len(ids) + max_tokens)
         text = ReplyText(self.tokenizer, thinking=thinking and template, stop=stop)
         if self.mtp_head is None:
@@ -147,9 +143,22 @@ class Engine:
         """Gives back what replies share: on a GPU keys and values, states, workspaces and captured graphs, in RAM the
         beginnings of prompts. The next reply makes them again."""
         self.prefix_cache.clear()
-        self._device_model = None
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.memory.free()
+
+    def offload(self):
+        """`free`, and the weights of a GPU go to RAM. A reply that is under way cannot go on; the next one brings them
+        back and writes the same text."""
+        self.prefix_cache.clear()
+        self.memory.offload()
+
+    def restore(self):
+        """Brings the weights back now. Raises FastQwenError where they do not fit, torch's error where memory ends all
+        the same; they are then in RAM still."""
+        self.memory.restore()
+
+    def bytes_on_device(self) -> int:
+        """Bytes of weights and of what replies share."""
+        return self.memory.bytes
 
     def _passes(self, *arguments) -> Passes:
         passes = self._new_passes(*arguments)
@@ -163,7 +172,8 @@ class Engine:
     def _new_passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
         drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k) and len(stop_ids) <= STOPS
-        model = self._model_for(capacity, on_step) if drawn else None
+        self.memory.restore()
+        model = self._shared_model(capacity, on_step) if drawn else None
         if model is None:
             session, drafter = Session(self.trunk, capacity), self._drafter(mtp, sampler, capacity)
             return HostPasses(session, drafter, sampler, stop_ids=stop_ids, max_tokens=max_tokens)
@@ -174,49 +184,8 @@ class Engine:
             drafts=mtp != "off", stop_ids=stop_ids, max_tokens=max_tokens,
         )  # fmt: skip
 
-    def _model_for(self, capacity, on_step) -> DeviceModel | None:
-        """What a GPU's replies share, for at least `capacity` tokens; None where some operation has no kernel."""
-        self._on_device = self._on_device and round_kernels(self.device)[0]
-        if self._on_device and (self._device_model is None or self._device_model.capacity < capacity):
-            self._device_model = None  # first given back, then made larger
-            room = self._room_for(capacity)
-            vocab = min(self.tokenizer.size, self.config.vocab_size)
-            model = DeviceModel(
-                self.trunk, self.mtp_head, capacity=room, vocab=vocab, graphs=self._graphs,
-                on_part=lambda done, total: on_step(Progress("prepare", done, total)),
-            )  # fmt: skip
-            self._on_device = model.usable
-            self._device_model = model if model.usable else None
-            if {"verify", "first", "next"} <= model.seconds.keys():
-                self._costs.expect(
-                    verify_seconds=model.seconds["verify"], first_seconds=model.seconds["first"],
-                    next_seconds=model.seconds["next"],
-                )  # fmt: skip
-        return self._device_model
-
-    def _room_for(self, capacity: int) -> int:
-        """The class of sizes to allocate for, or what fits of it. Raises FastQwenError where `capacity` does not."""
-        torch.cuda.empty_cache()
-        free = torch.cuda.mem_get_info(self.device)[0]
-
-        attention = self.config.attention
-        layers = sum(kind == FULL for kind in self.config.layer_kinds) + (self.mtp_head is not None)
-
-        def bytes_for(tokens):
-            return layers * cache_bytes(
-                attention.kv_heads, attention.head_dim, capacity=tokens, kind=self.trunk.kv
-            )  # fmt: skip
-
-        room = capacity_class(capacity, self.context)
-        if bytes_for(room) > free * FREE_SHARE:
-            room = tokens_within(int(free * FREE_SHARE), bytes_for, room)
-        if room < capacity:
-            raise FastQwenError(
-                f"{capacity} tokens of prompt and reply need {bytes_for(capacity) / 2**20:.0f} MiB of keys and values; "
-                f"{free / 2**20:.0f} MiB are free on {self.device}, enough for about {room} tokens: lower max_tokens, "
-                "shorten the prompt, or choose int8 keys and values."
-            )
-        return room
+    def _shared_model(self, capacity, on_step):
+        return self.memory.model_for(capacity, lambda done, total: on_step(Progress("prepare", done, total)))
 
     def _chooser(self, mtp, settings):
         if mtp == "auto":
@@ -267,9 +236,15 @@ class Reply:
         def new_tokens():
             meter.start()
             passes = make_passes()
+            epoch = engine.memory.epoch
             stop_ids = frozenset(engine.tokenizer.stop_ids)
             try:
-                yield from run(passes, ids, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter)
+                for tokens in run(
+                    passes, ids, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter
+                ):  # fmt: skip
+                    yield tokens
+                    if engine.memory.epoch != epoch:
+                        raise FastQwenError("The model was unloaded while this reply was written: run it again.")
             finally:
                 meter.planner = passes.report()
                 meter.reused(passes.session.reuse)

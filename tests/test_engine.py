@@ -149,13 +149,15 @@ def test_a_context_limit_bounds_prompt_and_reply(folder, engine):
 def test_keys_and_values_that_do_not_fit_are_refused_with_what_would(engine, monkeypatch):
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2**20, 2**30))
-    assert engine._room_for(500) == 1024
+    assert engine.memory.room_for(500) == 1024
     with pytest.raises(
         FastQwenError, match="4000 tokens of prompt and reply need .* MiB .*enough for about 1[0-9]{3} "
     ):
-        engine._room_for(4000)
+        engine.memory.room_for(4000)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2**40, 2**41))
-    assert engine._room_for(3000) == engine.config.max_positions  # 4096 is the next class and the model's own limit
+    assert (
+        engine.memory.room_for(3000) == engine.config.max_positions
+    )  # 4096 is the next class and the model's own limit
 
 
 @pytest.mark.parametrize(
