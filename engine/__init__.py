@@ -7,12 +7,12 @@ for delta in load("demo").reply("a fox in the snow"):
 
 from ..weights import FastQwenError
 from .engine import MTP_CHOICES, Engine, Reply, Result, check_request
-from .load import load, resolve_device, resolve_path
+from .load import load, resolve_device, resolve_path, weight_bytes
 from .report import Progress, Report
 from .sampling import GREEDY, SamplingSettings
 from .text import Delta
 
 __all__ = [
     "GREEDY", "MTP_CHOICES", "Delta", "Engine", "FastQwenError", "Progress", "Reply", "Report", "Result",
-    "SamplingSettings", "check_request", "load", "resolve_device", "resolve_path",
+    "SamplingSettings", "check_request", "load", "resolve_device", "resolve_path", "weight_bytes",
 ]  # fmt: skip

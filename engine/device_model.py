@@ -64,9 +64,12 @@ class DeviceModel:
             self._shapes: dict[Tree, Tensor] = {}
             self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
             self.seconds: dict[str, float] = {}  # of each part, where it was captured
-            self.parts = {"verify": self._verify}
+            # Functions, not methods: an object that refers to itself keeps its memory until the garbage collector runs.
+            self.parts = {"verify": DeviceModel._verify}
             if self.head_cache is not None:
-                self.parts |= {"catch up": self._catch_up, "first": self._first, "next": self._next}
+                self.parts |= {
+                    "catch up": DeviceModel._catch_up, "first": DeviceModel._first, "next": DeviceModel._next,
+                }  # fmt: skip
         if graphs and device.type == "cuda" and self.usable:
             with torch.inference_mode():
                 self._capture(on_part)
@@ -97,7 +100,7 @@ class DeviceModel:
             graph.replay()
         else:
             with torch.inference_mode():
-                self.parts[part]()
+                self.parts[part](self)
 
     def set_tree(self, tree: Tree):
         """The tree of the rounds that are launched from now on."""
@@ -191,7 +194,7 @@ class DeviceModel:
         with torch.cuda.stream(stream):
             for done, part in enumerate(self.parts.values()):
                 on_part(done, len(self.parts))
-                part()
+                part(self)
                 stream.synchronize()
         torch.cuda.current_stream(self.trunk.device).wait_stream(stream)
         on_part(len(self.parts), len(self.parts))
@@ -201,7 +204,7 @@ class DeviceModel:
                 graphs[name] = torch.cuda.CUDAGraph()
                 # Other threads of the process may go on using the GPU meanwhile.
                 with torch.cuda.graph(graphs[name], pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    part()
+                    part(self)
             self._graphs = graphs
             self.seconds = {name: self._timed(name) for name in self.parts}
         except torch.cuda.OutOfMemoryError:

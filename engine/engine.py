@@ -133,7 +133,8 @@ class Engine:
         meter.mtp = label
         on_step = on_step or (lambda progress: None)
         passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens, on_step)
-        return Reply(self, ids, text, max_tokens, on_step, meter, passes)
+        needed = self.memory.reply_bytes(capacity)
+        return Reply(self, ids, text, max_tokens, on_step, meter, passes, needed)
 
     def generate(self, prompt, **options) -> Result:
         """`reply(...)`, run to its end."""
@@ -223,11 +224,11 @@ class Engine:
 class Reply:
     """A reply being written. Iterating runs the model and yields Deltas; `result()` runs whatever is left.
 
-    After an exception (a callback's, say) `result()` raises it again.
+    After an exception (a callback's, say) `result()` raises it again. `bytes_needed` is about what it will allocate.
     """
 
-    def __init__(self, engine, ids, text: ReplyText, max_tokens, on_step, meter: Meter, make_passes):
-        self.prompt_ids = ids
+    def __init__(self, engine, ids, text: ReplyText, max_tokens, on_step, meter: Meter, make_passes, bytes_needed):
+        self.prompt_ids, self.bytes_needed = ids, bytes_needed
         self._text, self._meter = text, meter
         self._tokens: list[int] = []
         self._result: Result | None = None

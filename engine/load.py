@@ -13,6 +13,7 @@ from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
 from ..weights import Checkpoint, FastQwenError
 from .engine import Engine
+from .memory import too_big
 from .prefix_cache import DEFAULT_BYTES
 
 _DEMO = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
@@ -78,6 +79,7 @@ def load(
             "give the tokenizer that belongs to this checkpoint."
         )
     template = ChatTemplate.load(source, text)
+    _check_room(checkpoint, torch_device, quantize)
     model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind)
     head = MtpHead(model.reader, config) if config.has_mtp else None
     notes = [*_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
@@ -85,6 +87,26 @@ def load(
         model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context,
         prefix_cache_bytes=prefix_cache_bytes,
     )  # fmt: skip
+
+
+def weight_bytes(path, *, quantize: str | None = None) -> int:
+    """At least so many bytes of weights `load` will put on a GPU, by the headers of the file alone."""
+    return _least_bytes(Checkpoint.open(resolve_path(path)), quantize)
+
+
+def _least_bytes(checkpoint: Checkpoint, quantize: str | None) -> int:
+    share = 1.0 if quantize is None else {"w4a8": 4.5, "w6a8": 6.5, "int8": 8.0}[quantize] / 16
+    entries = [entry for name, entry in checkpoint.entries.items() if "visual." not in name]
+    return int(share * sum(min(entry.bytes, 2 * entry.values) for entry in entries))  # fp32 becomes bf16
+
+
+def _check_room(checkpoint, device, quantize):
+    if device.type != "cuda":
+        return
+    torch.cuda.empty_cache()
+    free, needed = torch.cuda.mem_get_info(device)[0], _least_bytes(checkpoint, quantize)
+    if needed > free:
+        raise FastQwenError(too_big(needed, free, device))
 
 
 def resolve_device(name: str) -> torch.device:

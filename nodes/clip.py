@@ -25,6 +25,17 @@ class SharedEngine:
         self.lock = threading.RLock()
         self._load = load
         self._engine = None
+        self.patcher = None  # how ComfyUI counts and evicts it (nodes/patcher.py); None outside ComfyUI
+
+    @property
+    def loaded(self):
+        """The engine if there is one now."""
+        return self._engine
+
+    def make_room(self, reply):
+        """Called before a reply is written: ComfyUI gives it room, and brings an evicted engine back."""
+        if self.patcher is not None:
+            self.patcher.make_room(reply)
 
     def get(self):
         """The engine. Raises what loading raises; a failed load is tried again the next time."""
@@ -52,6 +63,11 @@ class FastQwenClip:
         self.name = name
         self.shared = shared
 
+    @property
+    def patcher(self):
+        """ComfyUI asks for it to tell models from other outputs."""
+        return self.shared.patcher
+
     def load(self):
         """Loads the engine now, so that a mistake is reported on the loader and not downstream."""
         self.shared.get()
@@ -74,6 +90,7 @@ class FastQwenClip:
                 mtp=request.mtp,
                 on_step=on_step,
             )
+            self.shared.make_room(reply)
             result = reply.result()
             known = self.shared.get().notes
         _log(_run_line(result.report, [note for note in result.report.notes if note not in known]))

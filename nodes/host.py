@@ -1,13 +1,18 @@
 """The adapter to a running ComfyUI: its device, model folders, bundled tokenizer, progress bar and interrupt.
 
-The only file that uses `comfy` and `folder_paths`; both exist only inside ComfyUI, so they are imported where used.
+`comfy` and `folder_paths` exist only inside ComfyUI, so they are imported where used. nodes/patcher.py, which only this
+file imports, has what concerns memory.
 """
 
 import os
 
-from ..engine import load
+import torch
+
+from ..engine import load, weight_bytes
 from . import folders
 from .clip import FastQwenClip, shared_engine
+
+LOAD_ROOM = 1.1  # of the weights: one layer is there twice while it is packed
 
 
 def register_folders():
@@ -33,8 +38,12 @@ def resolve(name):
 
 def open_clip(name):
     """The handle of a choice, with its engine loaded. Raises FastQwenError for a bad name or checkpoint."""
+    from . import patcher
+
     clip = FastQwenClip(name, shared_engine(resolve(name), load_engine))
+    patcher.attach(clip.shared)
     clip.load()
+    clip.shared.patcher.bring_in()
     return clip
 
 
@@ -42,8 +51,10 @@ def load_engine(path):
     """Loads a checkpoint onto the device that ComfyUI computes on."""
     import comfy.model_management
 
-    device = str(comfy.model_management.get_torch_device())
-    return load(path, device=device, comfy_tokenizer_folder=bundled_tokenizer_folder(), on_load=Watch())
+    device = torch.device(comfy.model_management.get_torch_device())
+    if device.type != "cpu":  # before the first byte is read, models that are not in use go
+        comfy.model_management.free_memory(weight_bytes(path) * LOAD_ROOM, device)
+    return load(path, device=str(device), comfy_tokenizer_folder=bundled_tokenizer_folder(), on_load=Watch())
 
 
 def bundled_tokenizer_folder():

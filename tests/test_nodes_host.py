@@ -4,7 +4,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from fastqwen.engine import GREEDY, FastQwenError, Progress
+from fastqwen.engine import GREEDY, FastQwenError, Progress, resolve_path
 from fastqwen.nodes import host
 from fastqwen.nodes.request import request_from_inputs
 
@@ -102,6 +102,18 @@ def test_the_engine_is_loaded_on_comfyuis_device_with_its_tokenizer(comfy, monke
         ("first", {"device": "cpu", "comfy_tokenizer_folder": None}),
         ("second", {"device": "cpu", "comfy_tokenizer_folder": str(folder)}),
     ]
+
+
+def test_room_is_made_on_a_gpu_before_a_model_is_read(comfy, monkeypatch):
+    order, management = [], sys.modules["comfy.model_management"]
+    monkeypatch.setattr(management, "get_torch_device", lambda: "cuda:1")
+    monkeypatch.setattr(management, "free_memory", lambda *asked: order.append(asked), raising=False)
+    monkeypatch.setattr(host, "load", lambda path, **options: order.append(options["device"]))
+    host.load_engine("demo")
+    [(needed, device), loaded_on] = order
+    assert str(device) == loaded_on == "cuda:1"
+    size = resolve_path("demo").stat().st_size
+    assert 0.9 * size < needed < 1.2 * size
 
 
 def test_widget_values_become_the_engines_arguments():
