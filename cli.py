@@ -108,6 +108,8 @@ def _add_generate(parser):
         "--prefix-cache", type=int, default=0, metavar="MB",
         help="RAM to keep beginnings of prompts in; a process that writes one reply has no use for it (default 0)",
     )  # fmt: skip
+    add("--vram-budget", type=float, metavar="GB", help="weights take at most so much GPU memory; layers beyond it are "
+        "read from RAM in every pass, slower")  # fmt: skip
     add("--no-graphs", action="store_true", help="on a GPU, launch every kernel anew; slower, the same text")
     add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
     add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")
@@ -154,6 +156,7 @@ def _generate(arguments) -> int:
             kv=arguments.kv,
             graphs=not arguments.no_graphs,
             context=arguments.context,
+            vram_budget=None if arguments.vram_budget is None else int(arguments.vram_budget * 2**30),
             prefix_cache_bytes=arguments.prefix_cache * 2**20,
             on_load=bar,
         )

@@ -15,6 +15,7 @@ from ..weights import Checkpoint, FastQwenError
 from .engine import Engine
 from .memory import too_big
 from .prefix_cache import DEFAULT_BYTES
+from .streaming import Placement
 
 _DEMO = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
 # The checkpoint that comes with the package, in the formats it comes in.
@@ -42,6 +43,7 @@ def load(
     graphs: bool = True,
     context: int | None = None,
     prefix_cache_bytes: int = DEFAULT_BYTES,
+    vram_budget: int | None = None,
     tokenizer=None,
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
@@ -56,6 +58,8 @@ def load(
     graphs     on a GPU, capture passes as CUDA graphs and replay them: faster, the same text
     context    prompt and reply together are at most so many tokens; None: as many as the model was made for
     prefix_cache_bytes  RAM for beginnings of prompts, so that one that comes again is not read again; 0: none
+    vram_budget  on a GPU, at most so many bytes of weights: layers beyond it stay in RAM and are copied in every pass,
+        which is slower, without graphs; keys, values and workspaces come on top. None: all weights on the GPU
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
     on_load    told (bytes done, bytes in all) after every tensor
@@ -65,6 +69,8 @@ def load(
         raise FastQwenError(f"context is {context!r}: set a whole number of tokens of at least 1.")
     if isinstance(prefix_cache_bytes, bool) or not isinstance(prefix_cache_bytes, int) or prefix_cache_bytes < 0:
         raise FastQwenError(f"prefix_cache_bytes is {prefix_cache_bytes!r}: set a whole number of at least 0.")
+    if vram_budget is not None and (isinstance(vram_budget, bool) or not vram_budget > 0):
+        raise FastQwenError(f"vram_budget is {vram_budget!r}: set a number of bytes above 0.")
     torch_device = resolve_device(device)
     torch_dtype = _dtype(dtype, torch_device)
     source = resolve_path(path)
@@ -79,32 +85,42 @@ def load(
             "give the tokenizer that belongs to this checkpoint."
         )
     template = ChatTemplate.load(source, text)
-    _check_room(checkpoint, torch_device, quantize)
-    model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind)
+    _check_room(checkpoint, torch_device, quantize, repack, vram_budget)
+    placement = Placement(vram_budget) if vram_budget is not None and torch_device.type != "cpu" else None
+    model = load_model(
+        checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind,
+        **({} if placement is None else {"place": placement.take}),
+    )  # fmt: skip
     head = MtpHead(model.reader, config) if config.has_mtp else None
-    notes = [*_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
+    streamed = [] if placement is None else placement.settle(model.trunk, head)
+    graphs = graphs and not streamed  # a captured pass would wait for copies that no one starts
+    notes = [*streamed, *_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
     return Engine(
         model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context,
         prefix_cache_bytes=prefix_cache_bytes,
     )  # fmt: skip
 
 
-def weight_bytes(path, *, quantize: str | None = None) -> int:
+def weight_bytes(path, *, quantize: str | None = None, repack: bool = False) -> int:
     """At least so many bytes of weights `load` will put on a GPU, by the headers of the file alone."""
-    return _least_bytes(Checkpoint.open(resolve_path(path)), quantize)
+    return _least_bytes(Checkpoint.open(resolve_path(path)), quantize, repack)
 
 
-def _least_bytes(checkpoint: Checkpoint, quantize: str | None) -> int:
+def _least_bytes(checkpoint: Checkpoint, quantize: str | None, repack: bool) -> int:
     share = 1.0 if quantize is None else {"w4a8": 4.5, "w6a8": 6.5, "int8": 8.0}[quantize] / 16
-    entries = [entry for name, entry in checkpoint.entries.items() if "visual." not in name]
+    if repack:
+        share *= 6.5 / 8  # of fp8; what has fewer bits grows
+    # A vision tower may not be read, nor an output head that is the embedding table once more.
+    entries = [entry for name, entry in checkpoint.entries.items() if "visual." not in name and "lm_head" not in name]
     return int(share * sum(min(entry.bytes, 2 * entry.values) for entry in entries))  # fp32 becomes bf16
 
 
-def _check_room(checkpoint, device, quantize):
+def _check_room(checkpoint, device, quantize, repack, vram_budget):
     if device.type != "cuda":
         return
     torch.cuda.empty_cache()
-    free, needed = torch.cuda.mem_get_info(device)[0], _least_bytes(checkpoint, quantize)
+    free, needed = torch.cuda.mem_get_info(device)[0], _least_bytes(checkpoint, quantize, repack)
+    needed = needed if vram_budget is None else min(needed, int(vram_budget))
     if needed > free:
         raise FastQwenError(too_big(needed, free, device))
 

@@ -5,7 +5,7 @@ objects, and move as whole storages under the tensors that use them, so no owner
 """
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -24,19 +24,21 @@ FREE_SHARE = 0.8
 _PACKAGE = __name__.removesuffix(".engine.memory")
 
 
-def tensors_of(*roots: object) -> list[Tensor]:
-    """Every tensor that objects of this package hold, each once: through attributes, lists, tuples and dictionaries."""
-    found: dict[int, Tensor] = {}
+def objects_of(*roots: object) -> Iterator[object]:
+    """Everything that objects of this package hold, each once: through attributes, lists, tuples and dictionaries."""
     seen: set[int] = set()
     waiting = list(roots)
     while waiting:
         value = waiting.pop()
-        if isinstance(value, Tensor):
-            found.setdefault(id(value), value)
-        elif id(value) not in seen:
+        if id(value) not in seen:
             seen.add(id(value))
+            yield value
             waiting += _parts(value)
-    return list(found.values())
+
+
+def tensors_of(*roots: object) -> list[Tensor]:
+    """The tensors among `objects_of`."""
+    return [value for value in objects_of(*roots) if isinstance(value, Tensor)]
 
 
 def _parts(value) -> Iterable:
