@@ -198,3 +198,17 @@ def test_free_drops_it_and_a_bad_size_is_refused(engine, folder):
     assert engine.prefix_cache.bytes == 0 and written(engine, 40).report.cached_tokens == 0
     with pytest.raises(FastQwenError, match="prefix_cache_bytes is -1"):
         load(folder, prefix_cache_bytes=-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mtp", ["off", "auto", "3"])
+def test_a_gpu_writes_the_same_text_over_buffers_that_replies_share(mtp):
+    engine, plain = load("demo", device="cuda"), load("demo", device="cuda", prefix_cache_bytes=0)
+    engine.trunk.chunk = plain.trunk.chunk = 128
+    start = "A fox walks through the snow and looks at every tree. " * 30
+    for end, known in (("What does it see?", False), ("What does it hear?", True), ("What does it see?", True)):
+        options = {"settings": HOT, "seed": 3, "max_tokens": 60, "mtp": mtp}
+        found = engine.generate(start + end, **options)
+        assert found.token_ids == plain.generate(start + end, **options).token_ids
+        assert (found.report.cached_tokens > 0) == known
+        engine.generate("something else in the same buffers", **options)

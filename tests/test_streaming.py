@@ -17,15 +17,15 @@ def test_nothing_is_streamed_where_everything_fits():
     assert plan([10] * 8, 20, 100).streamed == ()
 
 
-@pytest.mark.parametrize("budget", range(40, 100))
-def test_as_few_layers_are_streamed_as_the_budget_allows_evenly_spread(budget):
-    chosen = plan([10] * 8, 20, budget)
-    assert chosen.device_bytes <= budget
-    count = len(chosen.streamed)
-    assert chosen.device_bytes == 20 + 10 * (8 - count) + 10 * BUFFERS
-    assert budget < chosen.device_bytes + 10 or count == BUFFERS + 1  # one layer less would not fit, or gain nothing
-    gaps = [b - a for a, b in zip(chosen.streamed, chosen.streamed[1:], strict=False)]
-    assert max(gaps) - min(gaps) <= 1
+def test_as_few_layers_are_streamed_as_the_budget_allows_evenly_spread():
+    for budget in range(40, 100):
+        chosen = plan([10] * 8, 20, budget)
+        assert chosen.device_bytes <= budget
+        count = len(chosen.streamed)
+        assert chosen.device_bytes == 20 + 10 * (8 - count) + 10 * BUFFERS
+        assert budget < chosen.device_bytes + 10 or count == BUFFERS + 1  # one layer less: no room, or no gain
+        gaps = [b - a for a, b in zip(chosen.streamed, chosen.streamed[1:], strict=False)]
+        assert max(gaps) - min(gaps) <= 1
 
 
 def test_buffers_are_as_large_as_the_largest_streamed_layer():
@@ -176,11 +176,11 @@ def test_text_on_a_gpu_is_the_same_with_and_without_streaming(model, mtp):
     plain = load(model, device="cuda")
     wanted = plain.generate("a fox in the snow", **options).token_ids
     whole = plain.memory.weight_bytes
-    sizes = [HostLayer(block).bytes for block in load(model, device="cpu").trunk.blocks]
-    for share in (0.25, 0.75):
-        engine = load(model, device="cuda", vram_budget=int(whole - share * sum(sizes) / 2))
+    layers = sum(HostLayer(block).bytes for block in plain.trunk.blocks)
+    for share in (0.1, 0.4):
+        engine = load(model, device="cuda", vram_budget=int(whole - share * layers))
         assert "are read from RAM in every pass" in engine.notes[0] and "refused" not in " ".join(engine.notes)
-        assert engine.memory.weight_bytes < whole
+        assert engine.memory.weight_bytes <= whole - share * layers
         for _ in range(2):
             assert engine.generate("a fox in the snow", **options).token_ids == wanted
         engine.offload()
