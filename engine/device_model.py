@@ -50,7 +50,7 @@ class DeviceModel:
         on_part: Callable[[int, int], object] = lambda done, total: None,
     ):
         self.trunk, self.head, self.capacity, self.vocab = trunk, head, capacity, vocab
-        self.user: object = None  # the reply whose sequence the buffers hold
+        self.user: object = None  # stands for the reply whose sequence the buffers hold
         config, device = trunk.config, trunk.device
         with torch.inference_mode():
             self.state = trunk.new_state(capacity)

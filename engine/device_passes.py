@@ -48,7 +48,9 @@ class DevicePasses:
         self._waiting = 0  # rows in the ring that the head has not seen, at most
         self._tree: Tree | None = None
         self._over = True
-        model.user = self  # one reply at a time: an earlier one that was left unfinished cannot go on
+        # One reply at a time: an earlier one that was left unfinished cannot go on. Not this object itself, which refers
+        # to the model: such a circle would keep the weights of a model that is no longer used.
+        self._user = model.user = object()
         self._last: tuple[Tensor, Tensor] | None = None
         if model.head_cache is not None:
             model.head_cache.adopt(0, None)
@@ -99,7 +101,7 @@ class DevicePasses:
         return token
 
     def next(self) -> Outcome:
-        if self._model.user is not self:
+        if self._model.user is not self._user:
             raise FastQwenError("Another reply was started on this model before this one was finished: run it again.")
         while not self._over and len(self._queue) < QUEUED:
             self._launch(self._planner.tree())
@@ -109,7 +111,7 @@ class DevicePasses:
         """Waits for what is under way, and tells the session where it has come to."""
         while self._queue:
             self._take()
-        if not self._reply or not self.session.valid or self._model.user is not self:
+        if not self._reply or not self.session.valid or self._model.user is not self._user:
             return
         words = self._model.round.state.tolist()
         pending = words[rounds.PATH : rounds.PATH + words[rounds.PENDING]]

@@ -147,9 +147,8 @@ class Engine:
         self.memory.free()
 
     def offload(self):
-        """`free`, and the weights of a GPU go to RAM. A reply that is under way cannot go on; the next one brings them
-        back and writes the same text."""
-        self.prefix_cache.clear()
+        """Gives up a GPU's memory: what replies share, and the weights, which go to RAM. Beginnings of prompts stay.
+        A reply that is under way cannot go on; the next one brings all back and writes the same text."""
         self.memory.offload()
 
     def restore(self):

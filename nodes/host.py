@@ -13,6 +13,7 @@ from . import folders
 from .clip import FastQwenClip, shared_engine
 
 LOAD_ROOM = 1.1  # of the weights: one layer is there twice while it is packed
+WEIGHT_SHARE = 0.8  # of a GPU's memory; keys and values, a prompt's rows and the desktop need the rest
 
 
 def register_folders():
@@ -52,9 +53,21 @@ def load_engine(path):
     import comfy.model_management
 
     device = torch.device(comfy.model_management.get_torch_device())
-    if device.type != "cpu":  # before the first byte is read, models that are not in use go
-        comfy.model_management.free_memory(weight_bytes(path) * LOAD_ROOM, device)
-    return load(path, device=str(device), comfy_tokenizer_folder=bundled_tokenizer_folder(), on_load=Watch())
+    budget = None if device.type == "cpu" else make_room(path, device)
+    return load(
+        path, device=str(device), vram_budget=budget, comfy_tokenizer_folder=bundled_tokenizer_folder(), on_load=Watch()
+    )  # fmt: skip
+
+
+def make_room(path, device):
+    """Has models go that are not in use, before the first byte is read. Returns the engine's VRAM budget: None unless
+    the weights are too large for the GPU."""
+    import comfy.model_management
+
+    needed = weight_bytes(path) * LOAD_ROOM
+    share = comfy.model_management.get_total_memory(device) * WEIGHT_SHARE
+    comfy.model_management.free_memory(min(needed, share), device)
+    return None if needed <= share else int(share)
 
 
 def bundled_tokenizer_folder():

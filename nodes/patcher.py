@@ -14,7 +14,7 @@ import torch
 EVICTED = torch.device("cpu")
 
 
-class EngineModule(torch.nn.Module):
+class FastQwenModel(torch.nn.Module):
     """What ComfyUI takes for the model: no parameters, the engine has its own. One per SharedEngine."""
 
     def __init__(self, shared, device):
@@ -44,7 +44,7 @@ class EngineModule(torch.nn.Module):
 
 
 class EnginePatcher(comfy.model_patcher.ModelPatcher):
-    """Answers ComfyUI's calls about an EngineModule. Its clones are made by ComfyUI and share the module."""
+    """Answers ComfyUI's calls about an FastQwenModel. Its clones are made by ComfyUI and share the module."""
 
     def make_room(self, reply):
         """Before a reply (engine.Reply): room for its keys and values, and the engine back if it was evicted."""
@@ -83,7 +83,7 @@ class EnginePatcher(comfy.model_patcher.ModelPatcher):
         shared, before = self.model.shared, self.loaded_size()
         if before and before - self.model.engine.memory.weight_bytes >= memory_to_free:
             with shared.lock:
-                self.model.engine.free()
+                self.model.engine.memory.free()
         return before - self.loaded_size()
 
     def unpatch_model(self, device_to=None, unpatch_weights=True):
@@ -119,4 +119,4 @@ def attach(shared):
         if shared.patcher is None:
             device = comfy.model_management.get_torch_device()
             # The size is asked for by `model_size`; a size of 0 would have ComfyUI add up parameters here.
-            shared.patcher = EnginePatcher(EngineModule(shared, device), device, EVICTED, size=1)
+            shared.patcher = EnginePatcher(FastQwenModel(shared, device), device, EVICTED, size=1)

@@ -1,5 +1,6 @@
 """Weights move under the objects that use them; what was given up comes back as the same bytes."""
 
+import gc
 import weakref
 
 import pytest
@@ -158,3 +159,16 @@ def test_a_gpu_is_given_back_and_taken_again():
         assert engine.generate("a fox", **OPTIONS).token_ids == wanted
         engine.offload()
     assert torch.cuda.memory_allocated(device) <= after
+
+
+@pytest.mark.gpu
+def test_an_engine_that_nobody_uses_leaves_the_gpu_at_once():
+    before = torch.cuda.memory_allocated()
+    engine = load("demo", device="cuda")
+    engine.generate("a fox", **OPTIONS)
+    gc.disable()  # no circle may keep gigabytes until the collector runs
+    try:
+        del engine
+        assert torch.cuda.memory_allocated() - before < 2**20  # small tables that kernels keep for every model
+    finally:
+        gc.enable()

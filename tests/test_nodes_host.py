@@ -99,21 +99,27 @@ def test_the_engine_is_loaded_on_comfyuis_device_with_its_tokenizer(comfy, monke
     folder.mkdir(parents=True)
     host.load_engine("second")
     assert calls == [
-        ("first", {"device": "cpu", "comfy_tokenizer_folder": None}),
-        ("second", {"device": "cpu", "comfy_tokenizer_folder": str(folder)}),
+        ("first", {"device": "cpu", "vram_budget": None, "comfy_tokenizer_folder": None}),
+        ("second", {"device": "cpu", "vram_budget": None, "comfy_tokenizer_folder": str(folder)}),
     ]
 
 
-def test_room_is_made_on_a_gpu_before_a_model_is_read(comfy, monkeypatch):
-    order, management = [], sys.modules["comfy.model_management"]
+def test_room_is_made_on_a_gpu_before_a_model_is_read_and_one_too_large_gets_a_budget(comfy, monkeypatch):
+    order, total, management = [], [2**40], sys.modules["comfy.model_management"]
     monkeypatch.setattr(management, "get_torch_device", lambda: "cuda:1")
+    monkeypatch.setattr(management, "get_total_memory", lambda device: total[0], raising=False)
     monkeypatch.setattr(management, "free_memory", lambda *asked: order.append(asked), raising=False)
-    monkeypatch.setattr(host, "load", lambda path, **options: order.append(options["device"]))
-    host.load_engine("demo")
-    [(needed, device), loaded_on] = order
-    assert str(device) == loaded_on == "cuda:1"
+    monkeypatch.setattr(host, "load", lambda path, **options: order.append((options["device"], options["vram_budget"])))
     size = resolve_path("demo").stat().st_size
+    host.load_engine("demo")
+    [(needed, device), (loaded_on, budget)] = order
+    assert str(device) == loaded_on == "cuda:1" and budget is None
     assert 0.9 * size < needed < 1.2 * size
+    order.clear()
+    total[0] = size
+    host.load_engine("demo")
+    [(needed, _), (_, budget)] = order
+    assert needed == budget == int(0.8 * size)
 
 
 def test_widget_values_become_the_engines_arguments():

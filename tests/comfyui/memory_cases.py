@@ -142,7 +142,7 @@ def a_small_need_takes_what_replies_share_and_leaves_the_weights(bench):
     engine, freed = clip.shared.loaded, []
     shared = [GIB]
     engine.bytes_on_device = lambda: WEIGHTS + shared[0]
-    engine.free = lambda: freed.append(shared.pop()) or shared.append(0)
+    engine.memory.free = lambda: freed.append(shared.pop()) or shared.append(0)
     bench.management.free_memory(TOTAL - WEIGHTS, bench.device)
     assert freed == [GIB] and bench.tracked() == [clip.patcher] and engine.memory.resident
     bench.management.free_memory(TOTAL - WEIGHTS + 1, bench.device)
