@@ -48,8 +48,8 @@ class DevicePasses:
         self._waiting = 0  # rows in the ring that the head has not seen, at most
         self._tree: Tree | None = None
         self._over = True
-        # One reply at a time: an earlier one that was left unfinished cannot go on. Not this object itself, which refers
-        # to the model: such a circle would keep the weights of a model that is no longer used.
+        # One reply at a time: an earlier one that was left unfinished cannot go on. Not this object: it refers to
+        # the model, and such a circle would keep weights that nobody uses.
         self._user = model.user = object()
         self._last: tuple[Tensor, Tensor] | None = None
         if model.head_cache is not None:

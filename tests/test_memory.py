@@ -6,7 +6,8 @@ import weakref
 import pytest
 import torch
 from fastqwen.engine import SamplingSettings, load, memory
-from fastqwen.engine.memory import by_storage, bytes_of, move, tensors_of
+from fastqwen.engine.memory import EngineMemory, by_storage, bytes_of, move, tensors_of
+from fastqwen.mtp.estimates import Costs
 from fastqwen.weights import FastQwenError
 
 CPU = torch.device("cpu")
@@ -97,18 +98,19 @@ class Moves:
 
 
 @pytest.fixture
-def on_gpu(monkeypatch):
+def on_gpu(engine, monkeypatch):
     """EngineMemory of a small model that believes to be on a GPU with `free[0]` bytes free."""
-    engine, free = load("demo", device="cpu"), [2**40]
+    free = [2**40]
+    held = EngineMemory(engine.trunk, engine.mtp_head, vocab=9, graphs=False, context=4096, costs=Costs())
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free[0], 2**40))
     moves = Moves()
     monkeypatch.setattr(memory, "move", moves)
     groups = weights(engine)
-    monkeypatch.setattr(engine.memory, "_weights", lambda: groups)
-    engine.memory.device = torch.device("cuda", 0)
-    return engine.memory, moves, free, len(groups)
+    monkeypatch.setattr(held, "_weights", lambda: groups)
+    held.device = torch.device("cuda", 0)
+    return held, moves, free, len(groups)
 
 
 def test_too_little_memory_is_said_with_what_to_do_and_more_memory_helps(on_gpu):

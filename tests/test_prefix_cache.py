@@ -59,9 +59,9 @@ def test_a_prompt_that_was_read_before_gives_the_same_text(engine, plain, mtp, l
     assert second.report.acceptance == wanted.report.acceptance or mtp == "auto"  # the head's rows are the same too
 
 
-def prompt_state(engine, length, cache):
-    """A session behind a prompt and its drafter: (logits, every tensor that they hold, tokens found)."""
-    session = Session(engine.trunk, 100)
+def prompt_state(engine, length, cache, state=None):
+    """A session behind a prompt and its drafter: ([logits, every tensor that they hold], tokens found)."""
+    session = Session(engine.trunk, 100, state)
     drafter = HeadDrafts(engine.mtp_head, engine.trunk, None, None, 100)
     ids = engine.template.prompt_ids(TEXT[:length], raw=True)
     session.reuse = PromptReuse(cache, "any", CHUNK, drafter)
@@ -72,10 +72,11 @@ def prompt_state(engine, length, cache):
 
 
 def test_the_state_behind_a_prompt_is_the_same_bit_for_bit(engine):
-    cache = PrefixCache()
+    cache, shared = PrefixCache(), engine.trunk.new_state(100)
     for length, known in ((3 * CHUNK + 3, 0), (2 * CHUNK + 9, 2), (4 * CHUNK, 3), (4 * CHUNK + 1, 4)):
         wanted, _ = prompt_state(engine, length, PrefixCache(0))
-        found, tokens = prompt_state(engine, length, cache)
+        shared.reset()  # as replies on a GPU use one after the other
+        found, tokens = prompt_state(engine, length, cache, shared)
         assert tokens == known * CHUNK
         assert len(found) == len(wanted)
         assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
