@@ -74,6 +74,11 @@ class DeviceModel:
             with torch.inference_mode():
                 self._capture(on_part)
 
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """What replies share, weights apart."""
+        return self.state, self.head_cache, self.round, self.settings, self._workspace, self._row
+
     def release(self):
         """Gives the memory back, whoever still refers to this: graphs first, which know the addresses of the rest. The
         reply that used it cannot go on."""

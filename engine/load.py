@@ -93,8 +93,9 @@ def load(
     )  # fmt: skip
     head = MtpHead(model.reader, config) if config.has_mtp else None
     streamed = [] if placement is None else placement.settle(model.trunk, head)
+    ignored = ["vram_budget is for GPUs and is not used on a CPU."] if vram_budget and placement is None else []
     graphs = graphs and not streamed  # a captured pass would wait for copies that no one starts
-    notes = [*streamed, *_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
+    notes = [*streamed, *ignored, *_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
     return Engine(
         model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context,
         prefix_cache_bytes=prefix_cache_bytes,

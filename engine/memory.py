@@ -96,6 +96,7 @@ class EngineMemory:
         self._context, self._costs = context, costs
         self.device = trunk.norm.device  # with its index, which trunk.device may lack
         self._model: DeviceModel | None = None
+        self._shared_bytes = 0
         self._on_device = trunk.device.type == "cuda"
         self._away: list[list[Tensor]] | None = None  # weights in RAM, in the groups they had
         self.weight_bytes = bytes_of(self._weights())
@@ -108,11 +109,9 @@ class EngineMemory:
 
     @property
     def bytes(self) -> int:
-        """Bytes on the device of weights and of what replies share; workspaces of a pass come on top."""
-        shared = by_storage(tensors_of(self._model), self.device) if self._model is not None else []
-        weights = {group[0].untyped_storage()._cdata for group in self._weights()}
-        own = [group for group in shared if group[0].untyped_storage()._cdata not in weights]
-        return (self.weight_bytes if self.resident else 0) + bytes_of(own)
+        """Bytes on the device of weights and of what replies share; what captured graphs keep to themselves and a pass'
+        workspaces come on top."""
+        return (self.weight_bytes if self.resident else 0) + self._shared_bytes
 
     def model_for(self, capacity: int, on_part: Callable[[int, int], object]) -> DeviceModel | None:
         """What a GPU's replies share, for at least `capacity` tokens; None where some operation has no kernel."""
@@ -125,6 +124,8 @@ class EngineMemory:
             )  # fmt: skip
             self._on_device = model.usable
             self._model = model if model.usable else None
+            # Once: ComfyUI asks for it many times a reply.
+            self._shared_bytes = bytes_of(by_storage(tensors_of(*model.shared), self.device)) if model.usable else 0
             if {"verify", "first", "next"} <= model.seconds.keys():
                 self._costs.expect(
                     verify_seconds=model.seconds["verify"], first_seconds=model.seconds["first"],
@@ -213,7 +214,7 @@ class EngineMemory:
     def _drop_model(self):
         if self._model is not None:
             self._model.release()
-            self._model = None
+            self._model, self._shared_bytes = None, 0
 
     def _empty_cache(self):
         if self.device.type == "cuda":
