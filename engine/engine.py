@@ -1,8 +1,7 @@
 """A loaded model that replies: prompt in, streamed text and a report out."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,6 +10,7 @@ from ..kernels.sampling import supports
 from ..model.chat import ChatTemplate
 from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
+from ..model.video import SAMPLE_FPS
 from ..mtp.drafts import NoDrafts
 from ..mtp.estimates import Costs, Statistics
 from ..mtp.head import MtpHead
@@ -20,15 +20,17 @@ from ..mtp.planner import name as tree_name
 from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
 from .device_passes import DevicePasses
-from .loop import run
+from .media import Media, Vision, place
 from .memory import EngineMemory
 from .passes import HostPasses, Passes
 from .prefix_cache import DEFAULT_BYTES, PrefixCache, PromptReuse
-from .report import STOP_TEXT, Meter, Progress, Report
+from .reply import Reply, Result
+from .report import Meter, Progress
 from .sampling import Sampler, SamplingSettings
 from .session import Session
-from .text import Delta, ReplyText, stop_texts
+from .text import ReplyText, stop_texts
 
+NO_TOWER = "the checkpoint has no vision tower (tensors 'model.visual.*'); use one that has, or give text only."
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 OnStep = Callable[[Progress], bool | None]
 
@@ -42,16 +44,6 @@ def check_request(*, max_tokens: int, stop: str | Sequence[str], mtp: str | Tree
     stop_texts(stop)
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished reply: the answer, the reasoning before it, the kept token ids (no stop token), the numbers."""
-
-    text: str
-    thinking: str
-    token_ids: tuple[int, ...]
-    report: Report
-
-
 class Engine:
     """One loaded model. Replies run one at a time.
 
@@ -59,6 +51,7 @@ class Engine:
     graphs   on a GPU, passes are captured once and replayed; never changes the text
     context  prompt and reply together are at most so many tokens; default and maximum: what the model was made for
     prefix_cache_bytes  RAM for beginnings of prompts that were read before; never changes the text
+    vision   what images and videos need; None where the checkpoint has none, and no_vision says why
     """
 
     def __init__(
@@ -72,10 +65,13 @@ class Engine:
         graphs: bool = True,
         context: int | None = None,
         prefix_cache_bytes: int = DEFAULT_BYTES,
+        vision: Vision | None = None,
+        no_vision: str = NO_TOWER,
     ):
         self.trunk, self.tokenizer, self.template, self.mtp_head = trunk, tokenizer, template, mtp_head
         self.config, self.device = trunk.config, trunk.device
         self.notes = tuple(notes)
+        self.vision, self._no_vision = vision, no_vision
         self._statistics: dict[object, Statistics] = {}
         self._costs = Costs()
         self.context = min(context or self.config.max_positions, self.config.max_positions)
@@ -91,6 +87,11 @@ class Engine:
         self,
         prompt: str | Sequence[dict],
         *,
+        images: Sequence = (),
+        videos: Sequence = (),
+        image_pixels: int | None = None,
+        pixel_budget: int | None = None,
+        video_fps: float | None = SAMPLE_FPS,
         system: str | None = None,
         thinking: bool = False,
         template: bool = True,
@@ -103,6 +104,11 @@ class Engine:
     ) -> "Reply":
         """A reply to one user text, or to a list of {"role", "content"} messages. Nothing runs until it is iterated.
 
+        images      paths, or tensors [H, W, C] or [B, H, W, C], uint8 or floats from 0 to 1; before a string's text, or
+                    in the {"type": "image"} parts of messages, in order
+        videos      paths, Videos, or (tensor [F, H, W, C], frames a second), behind the images; see model/video.py
+        image_pixels, pixel_budget  an image, and all of them together, are reduced to so many pixels (engine/media.py)
+        video_fps   frames taken of a second of a video; None takes all, up to 768
         system      system prompt, put first
         thinking    let the model reason before it answers
         template    False sends the text as it is, special tokens included, without a chat template
@@ -115,26 +121,27 @@ class Engine:
         Raises FastQwenError for a value out of range or a prompt that does not fit the context.
         """
         check_request(max_tokens=max_tokens, stop=stop, mtp=mtp)
-        ids = self.template.prompt_ids(prompt, system=system, thinking=thinking, raw=not template)
-        if not ids:
-            raise FastQwenError("The prompt is empty: without a chat template at least one token is needed.")
-        limit = self.context
-        if len(ids) > limit:
-            whose = "the context limit" if limit < self.config.max_positions else "the model's context"
-            raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: shorten it.")
+        media = self._media(images, videos, image_pixels, pixel_budget, video_fps)
+        ids = self._prompt_ids(prompt, media, system, thinking, template, max_tokens)
         mtp = mtp if isinstance(mtp, Tree) else str(mtp)
         label = tree_name(mtp) if isinstance(mtp, Tree) else mtp
         meter = Meter(self.device, notes=[*self.notes, *self._call_notes(label)])
         sampler = Sampler(settings or SamplingSettings(), seed, self.vocab)
-        capacity = min(limit, len(ids) + max_tokens)
+        capacity = min(self.context, len(ids) + max_tokens)
         text = ReplyText(self.tokenizer, thinking=thinking and template, stop=stop)
         if self.mtp_head is None:
             mtp = label = "off"
         meter.mtp = label
+        if media is not None:
+            meter.image_tokens = media.tokens
+            meter.notes += media.notes
         on_step = on_step or (lambda progress: None)
         passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens, on_step)
-        needed = self.memory.reply_bytes(capacity)
-        return Reply(self, ids, text, max_tokens, on_step, meter, passes, needed)
+        stop_ids = frozenset(self.tokenizer.stop_ids)
+        return Reply(
+            ids, text, meter, passes, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, media=media,
+            memory=self.memory, capacity=capacity,
+        )  # fmt: skip
 
     def generate(self, prompt, **options) -> Result:
         """`reply(...)`, run to its end."""
@@ -142,13 +149,15 @@ class Engine:
 
     def free(self):
         """Gives back what replies share: on a GPU keys and values, states, workspaces and captured graphs, in RAM the
-        beginnings of prompts. The next reply makes them again."""
+        beginnings of prompts. The next reply makes them again. The vision tower goes to the CPU's memory."""
         self.prefix_cache.clear()
+        self._release_vision()
         self.memory.free()
 
     def offload(self):
         """Gives up a GPU's memory: what replies share, and the weights, which go to RAM. Beginnings of prompts stay.
         A reply that is under way cannot go on; the next one brings all back and writes the same text."""
+        self._release_vision()
         self.memory.offload()
 
     def restore(self):
@@ -159,6 +168,33 @@ class Engine:
     def bytes_on_device(self) -> int:
         """Bytes of weights and of what replies share."""
         return self.memory.bytes
+
+    def _release_vision(self):
+        if self.vision is not None:
+            self.vision.release()
+
+    def _prompt_ids(self, prompt, media, system, thinking, template, max_tokens):
+        in_front = media is not None and template and isinstance(prompt, str)
+        ids = self.template.prompt_ids(
+            prompt, system=system, thinking=thinking, raw=not template,
+            images=media.images if in_front else 0, videos=media.videos if in_front else 0,
+        )  # fmt: skip
+        if not ids:
+            raise FastQwenError("The prompt is empty: without a chat template at least one token is needed.")
+        ids, limit = place(media, ids, self.tokenizer, context=self.context, max_tokens=max_tokens), self.context
+        if len(ids) > limit:
+            whose = "the context limit" if limit < self.config.max_positions else "the model's context"
+            raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: shorten it.")
+        return ids
+
+    def _media(self, images, videos, image_pixels, pixel_budget, video_fps) -> Media | None:
+        if not isinstance(images, torch.Tensor) and not images and not videos:
+            return None
+        if self.vision is None:
+            raise FastQwenError(f"This model takes no images or videos: {self._no_vision}")
+        return Media(
+            self.vision, images, videos, image_pixels=image_pixels, pixel_budget=pixel_budget, video_fps=video_fps
+        )  # fmt: skip
 
     def _passes(self, *arguments) -> Passes:
         passes = self._new_passes(*arguments)
@@ -218,65 +254,3 @@ class Engine:
                 "the text may differ from earlier replies with this seed."
             )
         return notes
-
-
-class Reply:
-    """A reply being written. Iterating runs the model and yields Deltas; `result()` runs whatever is left.
-
-    After an exception (a callback's, say) `result()` raises it again. `bytes_needed` is about what it will allocate.
-    """
-
-    def __init__(self, engine, ids, text: ReplyText, max_tokens, on_step, meter: Meter, make_passes, bytes_needed):
-        self.prompt_ids, self.bytes_needed = ids, bytes_needed
-        self._text, self._meter = text, meter
-        self._tokens: list[int] = []
-        self._result: Result | None = None
-        self._error: BaseException | None = None
-
-        def new_tokens():
-            meter.start()
-            passes = make_passes()
-            epoch = engine.memory.epoch
-            stop_ids = frozenset(engine.tokenizer.stop_ids)
-            try:
-                for tokens in run(
-                    passes, ids, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter
-                ):  # fmt: skip
-                    yield tokens
-                    if engine.memory.epoch != epoch:
-                        raise FastQwenError("The model was unloaded while this reply was written: run it again.")
-            finally:
-                meter.planner = passes.report()
-                meter.reused(passes.session.reuse)
-
-        self._deltas = self._run(new_tokens())
-
-    def __iter__(self) -> Iterator[Delta]:
-        return self._deltas
-
-    def result(self) -> Result:
-        """The finished reply; runs it to the end first."""
-        for _ in self._deltas:
-            pass
-        if self._error is not None:
-            raise self._error
-        if self._result is None:
-            raise RuntimeError("this reply was closed before its end")
-        return self._result
-
-    def _run(self, passes):
-        try:
-            for tokens in passes:
-                used = self._text.tokens_used
-                deltas = self._text.push(tokens)
-                self._tokens += tokens[: self._text.tokens_used - used]
-                yield from deltas
-                if self._text.stopped:
-                    self._meter.stop_reason = STOP_TEXT
-                    break
-            yield from self._text.finish()
-        except BaseException as error:
-            self._error = error
-            raise
-        text, thinking = self._text.text, self._text.thinking
-        self._result = Result(text, thinking, tuple(self._tokens), self._meter.report(len(self._tokens)))

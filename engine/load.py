@@ -12,7 +12,8 @@ from ..model.load import load_model
 from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
 from ..weights import Checkpoint, FastQwenError
-from .engine import Engine
+from .engine import NO_TOWER, Engine
+from .media import Vision
 from .memory import too_big
 from .prefix_cache import DEFAULT_BYTES
 from .streaming import Placement
@@ -44,6 +45,7 @@ def load(
     context: int | None = None,
     prefix_cache_bytes: int = DEFAULT_BYTES,
     vram_budget: int | None = None,
+    offload_vision: bool = False,
     tokenizer=None,
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
@@ -60,6 +62,7 @@ def load(
     prefix_cache_bytes  RAM for beginnings of prompts, so that one that comes again is not read again; 0: none
     vram_budget  on a GPU, at most so many bytes of weights: layers beyond it stay in RAM and are copied in every pass,
         which is slower, without graphs; keys, values and workspaces come on top. None: all weights on the GPU
+    offload_vision  keep the vision tower in the CPU's memory between pictures; it is read at the first one anyway
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
     on_load    told (bytes done, bytes in all) after every tensor
@@ -77,7 +80,7 @@ def load(
     kind = _kv(kv)
     checkpoint = Checkpoint.open(source)
     # Everything that headers and small files can tell is told before gigabytes of weights are read.
-    config, _ = read_config(checkpoint)
+    config, names = read_config(checkpoint)
     text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
     if text.size > config.vocab_size:
         raise FastQwenError(
@@ -95,10 +98,13 @@ def load(
     streamed = [] if placement is None else placement.settle(model.trunk, head)
     ignored = ["vram_budget is for GPUs and is not used on a CPU."] if vram_budget and placement is None else []
     graphs = graphs and not streamed  # a captured pass would wait for copies that no one starts
-    notes = [*streamed, *ignored, *_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
+    notes = [*streamed, *ignored, *_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes]
+    vision = None
+    if config.vision is not None:
+        vision = Vision(checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision)
     return Engine(
-        model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context,
-        prefix_cache_bytes=prefix_cache_bytes,
+        model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context, vision=vision,
+        no_vision=config.vision_fault or NO_TOWER, prefix_cache_bytes=prefix_cache_bytes,
     )  # fmt: skip
 
 
@@ -153,13 +159,15 @@ def _kv(name: str) -> str | None:
     return None if name == "auto" else name
 
 
-def _unused(names: Sequence[str]) -> list[str]:
+def _unused(names: Sequence[str], config) -> list[str]:
     """What of the file nobody read, one sentence per kind."""
     vision = [name for name in names if "visual." in name]
     others = [name for name in names if "visual." not in name]
     notes = []
-    if vision:
-        notes.append(f"The vision tower ({len(vision)} tensors) is not loaded: this version takes text only.")
+    if vision and config.vision_fault:
+        notes.append(
+            f"The vision tower ({len(vision)} tensors) cannot be used, so images are refused: {config.vision_fault}"
+        )
     if others:
         shown = ", ".join(f"'{name}'" for name in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
