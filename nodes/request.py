@@ -1,18 +1,23 @@
 """From a node's widget values to what the engine takes."""
 
+import re
 from dataclasses import dataclass
 
 from ..engine import GREEDY, MTP_CHOICES, SamplingSettings
 from ..weights import FastQwenError
 
 SAMPLING_MODES = ("on", "off")
+_ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 
 
 @dataclass(frozen=True)
 class TextRequest:
-    """One reply to write: the arguments of `Engine.reply` that the node sets."""
+    """One reply to write: the arguments of `Engine.reply` that the nodes set. `prompt` is a text or messages.
 
-    prompt: str
+    `images` are tensors [H, W, 3] in 0..1, in the order of their places in the prompt.
+    """
+
+    prompt: str | list
     system: str | None
     thinking: bool
     template: bool
@@ -20,6 +25,22 @@ class TextRequest:
     seed: int
     max_tokens: int
     mtp: str
+    stop: tuple[str, ...] = ()
+    images: tuple = ()
+
+    def arguments(self):
+        """Keyword arguments of `Engine.reply`; pictures only where there are some."""
+        given = dict(
+            system=self.system,
+            thinking=self.thinking,
+            template=self.template,
+            settings=self.settings,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            mtp=self.mtp,
+            stop=self.stop,
+        )
+        return given | {"images": list(self.images)} if self.images else given
 
 
 def check_choices(sampling_mode, mtp):
@@ -42,14 +63,31 @@ def request_from_inputs(inputs):
         system=inputs.get("system_prompt") or None,  # an empty text box means no system turn, not an empty one
         thinking=inputs.get("thinking", False),
         template=inputs.get("use_default_template", True),
-        settings=_settings(inputs),
+        settings=sampling(inputs),
         seed=inputs["seed"],
         max_tokens=inputs["max_length"],
         mtp=mtp,
+        stop=stop_lines(inputs.get("stop_texts") or ""),
+        images=pictures(inputs.get("images")),
     )
 
 
-def _settings(inputs):
+def stop_lines(text):
+    r"""Stop texts, one a line; empty lines count for nothing. `\n`, `\t` and `\\` stand for what cannot be typed."""
+    lines = [line for line in text.splitlines() if line]
+    return tuple(re.sub(r"\\[nt\\]", lambda match: _ESCAPES[match[0]], line) for line in lines)
+
+
+def pictures(images):
+    """ComfyUI's pictures as a tuple of [H, W, C]: a batch [B, H, W, C], a list of batches or pictures, or None."""
+    if images is None:
+        return ()
+    batches = images if isinstance(images, (list, tuple)) else [images]
+    return tuple(picture for batch in batches for picture in (batch if batch.ndim == 4 else [batch]))
+
+
+def sampling(inputs):
+    """The sampling settings of a text node's inputs, or of a call to ComfyUI's `clip.generate`."""
     if inputs["sampling_mode"] == "off":
         return GREEDY
     return SamplingSettings(
@@ -58,5 +96,5 @@ def _settings(inputs):
         top_p=inputs["top_p"],
         min_p=inputs["min_p"],
         repetition_penalty=inputs["repetition_penalty"],
-        presence_penalty=inputs.get("presence_penalty", 0.0),
+        presence_penalty=inputs.get("presence_penalty") or 0.0,
     )
