@@ -6,8 +6,9 @@ for delta in load("demo").reply("a fox in the snow"):
 """
 
 from ..weights import FastQwenError
-from .engine import MTP_CHOICES, Engine, Reply, Result, check_request
+from .engine import MTP_CHOICES, Engine, check_request
 from .load import load, resolve_device, resolve_path
+from .reply import Reply, Result
 from .report import Progress, Report
 from .sampling import GREEDY, SamplingSettings
 from .text import Delta

@@ -1,8 +1,7 @@
 """A loaded model that replies: prompt in, streamed text and a report out."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -24,15 +23,17 @@ from ..weights import FastQwenError
 from .device_check import round_kernels
 from .device_model import DeviceModel
 from .device_passes import DevicePasses
-from .loop import run
+from .media import Media, Vision, place
 from .passes import HostPasses, Passes
-from .report import STOP_TEXT, Meter, Progress, Report
+from .reply import Reply, Result
+from .report import Meter, Progress
 from .sampling import Sampler, SamplingSettings
 from .session import Session
-from .text import Delta, ReplyText, stop_texts
+from .text import ReplyText, stop_texts
 
 # Of the free memory of a GPU that keys and values may take: a prompt's chunks and workspaces need the rest.
 FREE_SHARE = 0.8
+NO_TOWER = "the checkpoint has no vision tower (tensors 'model.visual.*'); use one that has, or give text only."
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 OnStep = Callable[[Progress], bool | None]
 
@@ -46,22 +47,13 @@ def check_request(*, max_tokens: int, stop: str | Sequence[str], mtp: str | Tree
     stop_texts(stop)
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished reply: the answer, the reasoning before it, the kept token ids (no stop token), the numbers."""
-
-    text: str
-    thinking: str
-    token_ids: tuple[int, ...]
-    report: Report
-
-
 class Engine:
     """One loaded model. Replies run one at a time.
 
     notes    what a user should know about this checkpoint, one sentence each; every report carries them
     graphs   on a GPU, passes are captured once and replayed; never changes the text
     context  prompt and reply together are at most so many tokens; default and maximum: what the model was made for
+    vision   what images and videos need; None where the checkpoint has none, and no_vision says why
     """
 
     def __init__(
@@ -74,10 +66,13 @@ class Engine:
         notes: Sequence[str] = (),
         graphs: bool = True,
         context: int | None = None,
+        vision: Vision | None = None,
+        no_vision: str = NO_TOWER,
     ):
         self.trunk, self.tokenizer, self.template, self.mtp_head = trunk, tokenizer, template, mtp_head
         self.config, self.device = trunk.config, trunk.device
         self.notes = tuple(notes)
+        self.vision, self._no_vision = vision, no_vision
         self._statistics: dict[object, Statistics] = {}
         self._costs = Costs()
         self._graphs = graphs
@@ -91,6 +86,10 @@ class Engine:
         self,
         prompt: str | Sequence[dict],
         *,
+        images: Sequence = (),
+        videos: Sequence = (),
+        image_pixels: int | None = None,
+        pixel_budget: int | None = None,
         system: str | None = None,
         thinking: bool = False,
         template: bool = True,
@@ -103,6 +102,10 @@ class Engine:
     ) -> "Reply":
         """A reply to one user text, or to a list of {"role", "content"} messages. Nothing runs until it is iterated.
 
+        images      paths, or tensors [H, W, C] or [B, H, W, C], uint8 or floats from 0 to 1; before a string's text, or
+                    in the {"type": "image"} parts of messages, in order
+        videos      paths, Videos, or (tensor [F, H, W, C], frames a second), behind the images; see model/video.py
+        image_pixels, pixel_budget  an image, and all of them together, are reduced to so many pixels (engine/media.py)
         system      system prompt, put first
         thinking    let the model reason before it answers
         template    False sends the text as it is, special tokens included, without a chat template
@@ -115,10 +118,15 @@ class Engine:
         Raises FastQwenError for a value out of range or a prompt that does not fit the context.
         """
         check_request(max_tokens=max_tokens, stop=stop, mtp=mtp)
-        ids = self.template.prompt_ids(prompt, system=system, thinking=thinking, raw=not template)
+        media, limit = self._media(images, videos, image_pixels, pixel_budget), self.context
+        in_front = media is not None and template and isinstance(prompt, str)
+        ids = self.template.prompt_ids(
+            prompt, system=system, thinking=thinking, raw=not template,
+            images=media.images if in_front else 0, videos=media.videos if in_front else 0,
+        )  # fmt: skip
         if not ids:
             raise FastQwenError("The prompt is empty: without a chat template at least one token is needed.")
-        limit = self.context
+        ids = place(media, ids, self.tokenizer, context=limit, max_tokens=max_tokens)
         if len(ids) > limit:
             whose = "the context limit" if limit < self.config.max_positions else "the model's context"
             raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: shorten it.")
@@ -131,9 +139,15 @@ class Engine:
         if self.mtp_head is None:
             mtp = label = "off"
         meter.mtp = label
+        if media is not None:
+            meter.image_tokens = media.tokens
+            meter.notes += media.notes
         on_step = on_step or (lambda progress: None)
         passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens, on_step)
-        return Reply(self, ids, text, max_tokens, on_step, meter, passes)
+        stop_ids = frozenset(self.tokenizer.stop_ids)
+        return Reply(
+            ids, text, meter, passes, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, media=media
+        )  # fmt: skip
 
     def generate(self, prompt, **options) -> Result:
         """`reply(...)`, run to its end."""
@@ -141,10 +155,19 @@ class Engine:
 
     def free(self):
         """Gives back what replies share on a GPU: keys and values, states, workspaces and captured graphs. The next
-        reply makes them again."""
+        reply makes them again. The vision tower goes to the CPU's memory until the next picture."""
         self._device_model = None
+        if self.vision is not None:
+            self.vision.release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _media(self, images, videos, image_pixels, pixel_budget) -> Media | None:
+        if not isinstance(images, torch.Tensor) and not images and not videos:
+            return None
+        if self.vision is None:
+            raise FastQwenError(f"This model takes no images or videos: {self._no_vision}")
+        return Media(self.vision, images, videos, image_pixels=image_pixels, pixel_budget=pixel_budget)
 
     def _passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
@@ -235,58 +258,3 @@ class Engine:
                 "the text may differ from earlier replies with this seed."
             )
         return notes
-
-
-class Reply:
-    """A reply being written. Iterating runs the model and yields Deltas; `result()` runs whatever is left.
-
-    After an exception (a callback's, say) `result()` raises it again.
-    """
-
-    def __init__(self, engine, ids, text: ReplyText, max_tokens, on_step, meter: Meter, make_passes):
-        self.prompt_ids = ids
-        self._text, self._meter = text, meter
-        self._tokens: list[int] = []
-        self._result: Result | None = None
-        self._error: BaseException | None = None
-
-        def new_tokens():
-            meter.start()
-            passes = make_passes()
-            stop_ids = frozenset(engine.tokenizer.stop_ids)
-            try:
-                yield from run(passes, ids, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter)
-            finally:
-                meter.planner = passes.report()
-
-        self._deltas = self._run(new_tokens())
-
-    def __iter__(self) -> Iterator[Delta]:
-        return self._deltas
-
-    def result(self) -> Result:
-        """The finished reply; runs it to the end first."""
-        for _ in self._deltas:
-            pass
-        if self._error is not None:
-            raise self._error
-        if self._result is None:
-            raise RuntimeError("this reply was closed before its end")
-        return self._result
-
-    def _run(self, passes):
-        try:
-            for tokens in passes:
-                used = self._text.tokens_used
-                deltas = self._text.push(tokens)
-                self._tokens += tokens[: self._text.tokens_used - used]
-                yield from deltas
-                if self._text.stopped:
-                    self._meter.stop_reason = STOP_TEXT
-                    break
-            yield from self._text.finish()
-        except BaseException as error:
-            self._error = error
-            raise
-        text, thinking = self._text.text, self._text.thinking
-        self._result = Result(text, thinking, tuple(self._tokens), self._meter.report(len(self._tokens)))

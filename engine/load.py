@@ -12,7 +12,8 @@ from ..model.load import load_model
 from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
 from ..weights import Checkpoint, FastQwenError
-from .engine import Engine
+from .engine import NO_TOWER, Engine
+from .media import Vision
 
 _DEMO = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
 # The checkpoint that comes with the package, in the formats it comes in.
@@ -39,6 +40,7 @@ def load(
     kv: str = "auto",
     graphs: bool = True,
     context: int | None = None,
+    offload_vision: bool = False,
     tokenizer=None,
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
@@ -52,6 +54,7 @@ def load(
     kv         how keys and values are kept: "auto" (int8 on a GPU, fp32 on a CPU), "int8", "bf16" or "fp32"
     graphs     on a GPU, capture passes as CUDA graphs and replay them: faster, the same text
     context    prompt and reply together are at most so many tokens; None: as many as the model was made for
+    offload_vision  keep the vision tower in the CPU's memory between pictures; it is read at the first one anyway
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
     on_load    told (bytes done, bytes in all) after every tensor
@@ -65,7 +68,7 @@ def load(
     kind = _kv(kv)
     checkpoint = Checkpoint.open(source)
     # Everything that headers and small files can tell is told before gigabytes of weights are read.
-    config, _ = read_config(checkpoint)
+    config, names = read_config(checkpoint)
     text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
     if text.size > config.vocab_size:
         raise FastQwenError(
@@ -75,8 +78,14 @@ def load(
     template = ChatTemplate.load(source, text)
     model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind)
     head = MtpHead(model.reader, config) if config.has_mtp else None
-    notes = [*_unused(checkpoint.unread()), *_mtp_notes(config), *model.reader.notes]
-    return Engine(model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context)
+    notes = [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes]
+    vision = None
+    if config.vision is not None:
+        vision = Vision(checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision)
+    return Engine(
+        model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context, vision=vision,
+        no_vision=config.vision_fault or NO_TOWER,
+    )  # fmt: skip
 
 
 def resolve_device(name: str) -> torch.device:
@@ -106,13 +115,15 @@ def _kv(name: str) -> str | None:
     return None if name == "auto" else name
 
 
-def _unused(names: Sequence[str]) -> list[str]:
+def _unused(names: Sequence[str], config) -> list[str]:
     """What of the file nobody read, one sentence per kind."""
     vision = [name for name in names if "visual." in name]
     others = [name for name in names if "visual." not in name]
     notes = []
-    if vision:
-        notes.append(f"The vision tower ({len(vision)} tensors) is not loaded: this version takes text only.")
+    if vision and config.vision_fault:
+        notes.append(
+            f"The vision tower ({len(vision)} tensors) cannot be used, so images are refused: {config.vision_fault}"
+        )
     if others:
         shown = ", ".join(f"'{name}'" for name in others[:3])
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""

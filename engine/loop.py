@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from ..mtp.drafts import Drafter
+from .media import Embedded
 from .passes import HostPasses, Passes
 from .report import INTERRUPTED, LENGTH, STOP_TOKEN, Meter, Progress
 from .sampling import Sampler
@@ -36,24 +37,27 @@ def run(
     max_tokens: int,
     on_step: OnStep,
     meter: Meter,
+    pictures: Embedded | None = None,
 ) -> Iterator[tuple[int, ...]]:
     """Yields the reply's new token ids, one or more at a time, without the stop token.
 
+    pictures  what stands in the prompt's picture tokens
     on_step is called after every prefill chunk and every pass; True ends the reply there. The reason it ended
     is left in meter.stop_reason. Exceptions of on_step pass through with the session whole.
     """
     try:
-        yield from _run(passes, prompt, stop_ids, max_tokens, on_step, meter)
+        yield from _run(passes, prompt, stop_ids, max_tokens, on_step, meter, pictures)
     finally:
         passes.close()
 
 
-def _run(passes, prompt, stop_ids, max_tokens, on_step, meter):
+def _run(passes, prompt, stop_ids, max_tokens, on_step, meter, pictures):
     session = passes.session
     started = time.perf_counter()
     meter.prompt_tokens = len(prompt)
     logits = session.prefill(
-        prompt, lambda done: bool(on_step(Progress("prefill", done, len(prompt)))), on_hidden=passes.prompt
+        prompt, lambda done: bool(on_step(Progress("prefill", done, len(prompt)))), on_hidden=passes.prompt,
+        pictures=pictures,
     )  # fmt: skip
     if logits is None:
         meter.prefilled(time.perf_counter() - started)

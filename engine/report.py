@@ -15,6 +15,7 @@ STOP_TOKEN, LENGTH, STOP_TEXT, INTERRUPTED = "stop token", "length", "stop text"
 class Progress:
     """One step of a reply: phase "prefill" or "decode", tokens done of total, tokens per second while decoding.
 
+    A reply to images or videos begins with the phase "images", which counts them. True returned there ends the reply.
     The first reply of a size on a GPU begins with the phase "prepare", in parts of a pass: kernels are compiled, the
     first time on a machine for up to a minute, and captured.
     """
@@ -31,6 +32,8 @@ class Report:
 
     acceptance[level][rank] counts accepted drafts; shapes counts verify passes by the draft tree's widths. mtp says
     what drafted: "off", "auto" or a chain's length; planner holds the scores by which "auto" chose.
+    image_tokens are the prompt's of images and videos; image_seconds were spent on preparing their pixels and
+    vision_seconds in the vision tower, both before the prefill.
     peak_memory_bytes is the GPU allocator's peak during the reply, or the process's peak on a CPU.
     """
 
@@ -50,6 +53,9 @@ class Report:
     mtp: str
     planner: dict
     notes: list[str]
+    image_tokens: int = 0
+    image_seconds: float = 0.0
+    vision_seconds: float = 0.0
 
     def to_dict(self) -> dict:
         """The same as plain JSON types."""
@@ -60,8 +66,17 @@ class Report:
         return [
             *(f"note: {note}" for note in self.notes),
             f"[{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, prompt {self.prompt_tokens} tokens "
-            f"in {self.prefill_seconds:.2f} s, stopped: {self.stop_reason}, mtp: {self.mtp}{self._drafts()}]",
+            f"in {self.prefill_seconds:.2f} s{self._images()}, stopped: {self.stop_reason}, "
+            f"mtp: {self.mtp}{self._drafts()}]",
         ]
+
+    def _images(self) -> str:
+        if not self.image_tokens:
+            return ""
+        return (
+            f", {self.image_tokens} of images prepared in {self.image_seconds:.2f} s and encoded in "
+            f"{self.vision_seconds:.2f} s"
+        )
 
     def _drafts(self) -> str:
         return f", {self.accepted_per_pass:.2f} drafts accepted a pass" if self.mtp != "off" else ""
@@ -85,6 +100,9 @@ class Meter:
     stop_reason: str = INTERRUPTED
     mtp: str = "off"
     planner: dict = field(default_factory=dict)
+    image_tokens: int = 0
+    image_seconds: float = 0.0
+    vision_seconds: float = 0.0
     _decode_started: float | None = None
     _decode_ended: float | None = None
 
@@ -147,6 +165,9 @@ class Meter:
             mtp=self.mtp,
             planner=dict(self.planner),
             notes=list(self.notes),
+            image_tokens=self.image_tokens,
+            image_seconds=self.image_seconds,
+            vision_seconds=self.vision_seconds,
         )
 
 

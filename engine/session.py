@@ -9,6 +9,7 @@ from torch import Tensor
 from ..model.state import TrunkState
 from ..model.trunk import Trunk
 from ..weights import FastQwenError
+from .media import Embedded
 
 
 class Session:
@@ -38,22 +39,28 @@ class Session:
         on_chunk: Callable[[int], bool] = lambda done: False,
         *,
         on_hidden: Callable[[Tensor, Tensor, Tensor], None] = lambda embeddings, hidden, positions: None,
+        pictures: Embedded | None = None,
     ) -> Tensor | None:
         """Commits prompt tokens in chunks at absolute multiples of the trunk's.
 
         on_chunk  called with the number of tokens done after every chunk; True ends the prefill there
         on_hidden  told of every chunk's embeddings and final hidden states [T, H] and rotary positions [3, T]
+        pictures   what stands in these ids' picture tokens, and where all of them stand
         Returns the logits [V] float32 after the last token, or None if it was ended early.
         """
         if not ids or len(ids) > self.room:
             raise FastQwenError(f"A prompt of {len(ids)} tokens was given where 1 to {self.room} fit.")
-        done = 0
+        done, first = 0, self.state.next_position
         while done < len(ids):
             chunk = ids[done : done + self.trunk.chunk - len(self.tokens) % self.trunk.chunk]
             with self._pass():
-                start = self.state.next_position
-                places = torch.arange(start, start + len(chunk), device=self.trunk.device).expand(3, -1)
                 embeddings = self.trunk.embed(chunk)
+                if pictures is None:
+                    start = self.state.next_position
+                    places = torch.arange(start, start + len(chunk), device=self.trunk.device).expand(3, -1)
+                else:
+                    pictures.fill(done, embeddings)
+                    places = first + pictures.positions[:, done : done + len(chunk)]
                 hidden = self.trunk.prefill(embeddings, self.state, places)
                 on_hidden(embeddings, hidden, places)
                 self.tokens += chunk

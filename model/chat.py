@@ -73,21 +73,23 @@ class ChatTemplate:
         thinking: bool = False,
         raw: bool = False,
         images: int = 0,
+        videos: int = 0,
     ) -> list[int]:
         """The token ids of a prompt, ready for the model.
 
         `prompt` is one user message, or a conversation: messages {"role", "content", "reasoning_content"} with roles
         system (first only), user and assistant; a content is a string or a list of {"type": "text", "text": ...},
         {"type": "image"} and {"type": "video"}, whose pixels travel apart from the prompt. `system` (ignored when
-        empty) goes in front. `images` puts that many image places before the text of a string prompt.
+        empty) goes in front. `images` and `videos` put that many places, images first, before the text
+        of a string prompt.
         `thinking` opens the reply inside a reasoning section, otherwise an empty one is closed for it.
         `raw` applies no template: the string is the whole prompt, and names of special tokens in it are meant.
 
         Raises FastQwenError for malformed messages, or when the template refuses them.
         """
         if raw:
-            return self._raw_ids(prompt, system, images)
-        messages = _conversation(prompt, system, images)
+            return self._raw_ids(prompt, system, images + videos)
+        messages = _conversation(prompt, system, [{"type": "image"}] * images + [{"type": "video"}] * videos)
         marker = self._unused_character(messages)
         marked = [self._marked(message, marker) for message in messages]
         return self._tokenizer.encode_template(self._render(marked, thinking), marker)
@@ -139,14 +141,14 @@ class ChatTemplate:
             raise FastQwenError(f"The chat template of '{self._origin}' refused the messages: {reason}.") from error
 
 
-def _conversation(prompt, system, images):
+def _conversation(prompt, system, places):
     """A list of new messages in one form: known keys only, contents strings or lists of typed parts."""
     if isinstance(prompt, str):
         text = {"type": "text", "text": prompt}
-        messages = [{"role": "user", "content": [{"type": "image"}] * images + [text] if images else prompt}]
+        messages = [{"role": "user", "content": [*places, text] if places else prompt}]
     elif not isinstance(prompt, (list, tuple)) or not prompt:
         raise FastQwenError(f"A prompt must be a string or a list of messages with at least one, not {prompt!r:.80}.")
-    elif images:
+    elif places:
         raise FastQwenError("Messages place their images themselves: put {'type': 'image'} parts into a content.")
     else:
         messages = [_message(message, f"Message {number}") for number, message in enumerate(prompt, start=1)]

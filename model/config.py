@@ -16,21 +16,15 @@ from . import family
 from .family import FULL, LINEAR
 from .hf_config import HFConfig
 from .names import SIGNATURE, canonical_names, require_family
-
-
-@dataclass(frozen=True)
-class VisionConfig:
-    """The vision tower's sizes."""
-
-    hidden_size: int
-    intermediate_size: int
-    depth: int
-    heads: int
+from .vision_config import VisionConfig, read_vision
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The text model. Sizes count values; `layer_kinds` holds LINEAR or FULL per layer."""
+    """The text model. Sizes count values; `layer_kinds` holds LINEAR or FULL per layer.
+
+    vision, vision_fault  the tower's sizes, or why the file's tower cannot be used; both None where it has none
+    """
 
     vocab_size: int
     hidden_size: int
@@ -45,6 +39,7 @@ class ModelConfig:
     has_mtp: bool
     declares_mtp: bool
     vision: VisionConfig | None
+    vision_fault: str | None = None
 
     def expected_shapes(self) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every tensor that the text model and its MTP head read."""
@@ -147,7 +142,7 @@ class _Shapes:
         kinds = self._layer_kinds()
         eps = said.number("rms_norm_eps", family.RMS_EPS)
         attention = self._attention(f"layers.{kinds.index(FULL)}.self_attn.", eps)
-        vision = self._vision(said)
+        vision, vision_fault = read_vision(self.checkpoint, self.names, said, self.rows(SIGNATURE))
         return ModelConfig(
             vocab_size=self.rows("embed_tokens.weight"),
             hidden_size=self.rows(SIGNATURE),
@@ -162,6 +157,7 @@ class _Shapes:
             has_mtp="mtp.fc.weight" in self.names,
             declares_mtp=said.integer("mtp_num_hidden_layers", 0) > 0,
             vision=vision,
+            vision_fault=vision_fault,
         )
 
     def _layer_kinds(self):
@@ -209,11 +205,3 @@ class _Shapes:
         if rows % size:
             raise FastQwenError(f"Tensor '{self.names[name]}' has {rows} rows, expected a multiple of {size}.")
         return rows // size
-
-    def _vision(self, said):
-        if "visual.patch_embed.proj.weight" not in self.names:
-            return None
-        hidden = self.rows("visual.patch_embed.proj.weight")
-        blocks = {name.split(".")[2] for name in self.names if name.startswith("visual.blocks.")}
-        heads = said.vision.get("num_heads", family.VISION_HEADS.get(hidden, family.VISION_HEADS_OTHERS))
-        return VisionConfig(hidden, self.rows("visual.blocks.0.mlp.linear_fc1.weight"), len(blocks), heads)

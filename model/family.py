@@ -12,5 +12,7 @@ MAX_POSITIONS = 262144  # text_config.max_position_embeddings
 # vision_config.num_heads by vision hidden size: 12 in the 0.8B model, 16 in all others.
 VISION_HEADS = {768: 12}
 VISION_HEADS_OTHERS = 16
+VISION_ROPE_THETA = 1e4  # vision_config.rope_parameters.rope_theta
+VISION_FRAMES = 2  # vision_config.temporal_patch_size
 
 LINEAR, FULL = "linear_attention", "full_attention"  # text_config.layer_types

@@ -113,6 +113,12 @@ def config_text(checkpoint: Checkpoint) -> str | None:
     return beside.read_text(encoding="utf-8") if beside else None
 
 
+def read_beside(checkpoint: Checkpoint, name: str) -> dict:
+    """The JSON object in the file `name` beside the weights, where the folder is the checkpoint's own; else empty."""
+    file = checkpoint.folder / name
+    return read_json(file) if file.exists() and _config_beside(checkpoint) else {}
+
+
 def _config_beside(checkpoint):
     beside = checkpoint.folder / "config.json"
     if not beside.exists():

@@ -1,0 +1,85 @@
+"""A reply being written, and a finished one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .loop import run
+from .media import Media
+from .report import STOP_TEXT, Meter, Progress, Report
+from .text import Delta, ReplyText
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished reply: the answer, the reasoning before it, the kept token ids (no stop token), the numbers."""
+
+    text: str
+    thinking: str
+    token_ids: tuple[int, ...]
+    report: Report
+
+
+class Reply:
+    """A reply being written. Iterating runs the model and yields Deltas; `result()` runs whatever is left.
+
+    After an exception (a callback's, say) `result()` raises it again.
+    """
+
+    def __init__(
+        self, ids, text: ReplyText, meter: Meter, make_passes, *, stop_ids, max_tokens, on_step, media: Media | None
+    ):
+        self.prompt_ids, self.media = ids, media
+        self._text, self._meter = text, meter
+        self._tokens: list[int] = []
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+
+        def new_tokens():
+            meter.start()
+            pictures = None
+            if media is not None:  # first, so that room for keys and values is counted with the tower in place
+                pictures, meter.image_seconds, meter.vision_seconds = media.embed(
+                    lambda done, total: bool(on_step(Progress("images", done, total)))
+                )
+                if pictures is None:
+                    return
+            passes = make_passes()
+            try:
+                yield from run(
+                    passes, ids, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter,
+                    pictures=pictures,
+                )  # fmt: skip
+            finally:
+                meter.planner = passes.report()
+
+        self._deltas = self._run(new_tokens())
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self._deltas
+
+    def result(self) -> Result:
+        """The finished reply; runs it to the end first."""
+        for _ in self._deltas:
+            pass
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise RuntimeError("this reply was closed before its end")
+        return self._result
+
+    def _run(self, passes):
+        try:
+            for tokens in passes:
+                used = self._text.tokens_used
+                deltas = self._text.push(tokens)
+                self._tokens += tokens[: self._text.tokens_used - used]
+                yield from deltas
+                if self._text.stopped:
+                    self._meter.stop_reason = STOP_TEXT
+                    break
+            yield from self._text.finish()
+        except BaseException as error:
+            self._error = error
+            raise
+        text, thinking = self._text.text, self._text.thinking
+        self._result = Result(text, thinking, tuple(self._tokens), self._meter.report(len(self._tokens)))

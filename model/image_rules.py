@@ -1,0 +1,64 @@
+"""How pictures become patches, in numbers: from the files beside a checkpoint, else those of every released one."""
+
+from dataclasses import dataclass, replace
+
+from ..weights import Checkpoint, FastQwenError
+from .hf_config import read_beside
+from .vision_config import VisionConfig
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """`patch` and `merge` are the tower's; areas are in pixels.
+
+    video_min_pixels, video_max_pixels  of all frames of a video together
+    mean, std   of levels between 0 and 1
+    """
+
+    patch: int = 16
+    merge: int = 2
+    temporal: int = 2
+    min_pixels: int = 65536
+    max_pixels: int = 16777216
+    video_min_pixels: int = 4096
+    video_max_pixels: int = 25165824
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    @property
+    def factor(self) -> int:
+        """Pixels along a side of one token."""
+        return self.patch * self.merge
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, vision: VisionConfig) -> "ImageRules":
+        """The numbers of preprocessor_config.json and video_preprocessor_config.json where they are beside the
+        checkpoint. Raises FastQwenError for one that makes no sense."""
+        rules = cls(patch=vision.patch_size, merge=vision.merge_size, temporal=vision.temporal_size)
+        said = read_beside(checkpoint, "preprocessor_config.json")
+        least, most = _bounds(said, rules.min_pixels, rules.max_pixels)
+        video = read_beside(checkpoint, "video_preprocessor_config.json")
+        video_least, video_most = _bounds(video, rules.video_min_pixels, rules.video_max_pixels)
+        return replace(
+            rules, min_pixels=least, max_pixels=most, video_min_pixels=video_least, video_max_pixels=video_most,
+            mean=_colours(said, "image_mean", rules.mean), std=_colours(said, "image_std", rules.std),
+        )  # fmt: skip
+
+
+def _bounds(said, least, most):
+    size = said.get("size")
+    size = size if isinstance(size, dict) else {}
+    found = (
+        size.get("shortest_edge", said.get("min_pixels", least)),
+        size.get("longest_edge", said.get("max_pixels", most)),
+    )
+    if not all(isinstance(value, int) and value > 0 for value in found) or found[0] > found[1]:
+        raise FastQwenError(f"The image preprocessor's config bounds pictures by {found} pixels: get the file again.")
+    return found
+
+
+def _colours(said, key, default):
+    value = said.get(key, default)
+    if not isinstance(value, (list, tuple)) or len(value) != 3 or not all(isinstance(v, (int, float)) for v in value):
+        raise FastQwenError(f"The image preprocessor's config sets {key} to {value!r}: three numbers are expected.")
+    return tuple(map(float, value))
