@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from ..engine import FastQwenError
-from .request import TextRequest, pictures, sampling
+from .request import CORE_FPS, TextRequest, clips, pictures, sampling
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class Prompt:
     thinking: bool = False
     template: bool = True
     images: tuple = field(default=(), repr=False)
+    videos: tuple = field(default=(), repr=False)
 
     def __getitem__(self, key):
         raise NotTextGeneration(f"tokens[{key!r}]")
@@ -70,19 +71,21 @@ class CoreCalls:
 
         image  one batch [B, H, W, C]
         images  a list of batches
-        others  of them, `system_prompt` is used; video and audio are announced as unused
+        others  of them, `video`, a batch of frames, and `system_prompt` are used; audio is announced as unused
         """
-        for kind in ("video", "audio"):
-            if others.get(kind) is not None:
-                _warn_once(kind, f"FastQwen: the {kind} input is not used by this model.")
-        shown = pictures(images) if images is not None and len(images) else pictures(image)
+        if others.get("audio") is not None:
+            _warn_once("audio", "FastQwen: the audio input is not used, these models do not hear.")
+        shown = dict(
+            images=pictures(images) if images is not None and len(images) else pictures(image),
+            videos=clips(others.get("video"), CORE_FPS),
+        )
         system = others.get("system_prompt") or None
         if text.startswith(RAW_START):
-            return Prompt(text, template=False, images=shown)
+            return Prompt(text, template=False, **shown)
         gemma = _GEMMA.fullmatch(text)
         if gemma:
             text, system = gemma["user"].strip(), "\n\n".join(filter(None, (system, gemma["system"].strip())))
-        return Prompt(text, system, bool(thinking), images=shown)
+        return Prompt(text, system, bool(thinking), **shown)
 
     def generate(
         self, tokens, do_sample=True, max_length=256, temperature=1.0, top_k=50, top_p=0.95, min_p=0.0,
@@ -106,6 +109,7 @@ class CoreCalls:
             max_tokens=max_length,
             mtp=_MTP[mtp] if mtp is None or isinstance(mtp, bool) else str(mtp),
             images=tokens.images,
+            videos=tokens.videos,
         )
         ids = list(self.generate_text(request, self.watch()).token_ids)
         return self.with_engine(lambda engine: _core_ids(ids, tokens, engine.tokenizer))

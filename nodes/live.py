@@ -4,6 +4,7 @@ import time
 
 EVENT = "fastqwen.text"
 INTERVAL = 0.1
+DOING = {"prefill": "reading", "images": "looking", "prepare": "preparing"}
 
 
 class LiveText:

@@ -7,6 +7,7 @@ from ..engine import GREEDY, MTP_CHOICES, SamplingSettings
 from ..weights import FastQwenError
 
 SAMPLING_MODES = ("on", "off")
+CORE_FPS = 24.0  # what ComfyUI's own text node takes a batch of frames for
 _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 
 
@@ -14,7 +15,8 @@ _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 class TextRequest:
     """One reply to write: the arguments of `Engine.reply` that the nodes set. `prompt` is a text or messages.
 
-    `images` are tensors [H, W, 3] in 0..1, in the order of their places in the prompt.
+    `images` are tensors [H, W, C] in 0..1, in the order of their places in the prompt; `videos` are pairs of frames
+    [F, H, W, C] and frames a second, and come after them.
     """
 
     prompt: str | list
@@ -27,6 +29,7 @@ class TextRequest:
     mtp: str
     stop: tuple[str, ...] = ()
     images: tuple = ()
+    videos: tuple = ()
 
     def arguments(self):
         """Keyword arguments of `Engine.reply`; pictures only where there are some."""
@@ -40,7 +43,8 @@ class TextRequest:
             mtp=self.mtp,
             stop=self.stop,
         )
-        return given | {"images": list(self.images)} if self.images else given
+        shown = dict(images=list(self.images), videos=list(self.videos))
+        return given | {name: items for name, items in shown.items() if items}
 
 
 def check_choices(sampling_mode, mtp):
@@ -69,6 +73,7 @@ def request_from_inputs(inputs):
         mtp=mtp,
         stop=stop_lines(inputs.get("stop_texts") or ""),
         images=pictures(inputs.get("images")),
+        videos=clips(inputs.get("video"), inputs.get("video_fps", CORE_FPS)),
     )
 
 
@@ -84,6 +89,11 @@ def pictures(images):
         return ()
     batches = images if isinstance(images, (list, tuple)) else [images]
     return tuple(picture for batch in batches for picture in (batch if batch.ndim == 4 else [batch]))
+
+
+def clips(frames, fps):
+    """ComfyUI's video, a batch of frames [F, H, W, C] or None, as the engine's videos."""
+    return () if frames is None else ((frames, float(fps)),)
 
 
 def sampling(inputs):

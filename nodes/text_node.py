@@ -4,7 +4,7 @@ from ..engine import MTP_CHOICES
 from . import host
 from .api import CATEGORY, io, known, verdict
 from .clip import require_fastqwen
-from .request import SAMPLING_MODES, check_choices, request_from_inputs
+from .request import CORE_FPS, SAMPLING_MODES, check_choices, request_from_inputs
 
 
 class FastQwenTextGenerate(io.ComfyNode):
@@ -172,5 +172,21 @@ def _optional_inputs():
             optional=True,
             tooltip="Pictures for the model to look at, in order: a batch counts as several. They stand before the "
             "prompt.",
+        ),
+        io.Image.Input(
+            "video",
+            optional=True,
+            tooltip="The frames of a video, as a batch. Two a second are looked at.",
+        ),
+        known(
+            io.Float.Input,
+            id="video_fps",
+            optional=True,
+            default=CORE_FPS,
+            min=0.1,
+            max=1000.0,
+            step=0.01,
+            tooltip="Frames a second of the video input.",
+            advanced=True,
         ),
     ]
