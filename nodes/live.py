@@ -32,9 +32,8 @@ class LiveText:
             rate = f", {progress.tokens_per_second:.1f} tokens/s" if progress.tokens_per_second else ""
             self._status = f"{progress.done} tokens{rate}"
         else:
-            self._status = (
-                f"{'reading' if progress.phase == 'prefill' else 'preparing'}: {progress.done}/{progress.total}"
-            )
+            doing = DOING.get(progress.phase, progress.phase)
+            self._status = f"{doing}: {progress.done}/{progress.total}"
         self._offer()
 
     def on_text(self, delta):
