@@ -24,6 +24,17 @@ class SharedEngine:
         self.lock = threading.RLock()
         self._load = load
         self._engine = None
+        self.patcher = None  # how ComfyUI counts and evicts it; None outside ComfyUI
+
+    @property
+    def loaded(self):
+        """The engine if there is one now."""
+        return self._engine
+
+    def make_room(self, reply):
+        """Called before a reply is written: ComfyUI gives it room, and brings an evicted engine back."""
+        if self.patcher is not None:
+            self.patcher.make_room(reply)
 
     def get(self):
         """The engine. Raises what loading raises; a failed load is tried again the next time."""
@@ -72,6 +83,11 @@ class FastQwenClip(CoreCalls):
         self.shared = shared
         self.watch = watch
 
+    @property
+    def patcher(self):
+        """ComfyUI asks for it to tell models from other outputs."""
+        return self.shared.patcher
+
     def load(self):
         """Loads the engine now, so that a mistake is reported on the loader and not downstream."""
         self.shared.get()
@@ -91,6 +107,7 @@ class FastQwenClip(CoreCalls):
         with self.shared.lock:
             engine = self.shared.get()
             reply = engine.reply(request.prompt, on_step=watch and watch.on_step, **request.arguments())
+            self.shared.make_room(reply)
             if watch is not None:
                 for delta in reply:
                     watch.on_text(delta)
