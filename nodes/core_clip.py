@@ -127,8 +127,7 @@ class CoreCalls:
 
     def add_patches(self, patches, *strengths):
         """Takes no patch and says so once: a LoRA for another text encoder means nothing to this model."""
-        if patches:
-            _warn_once("patches", "FastQwen: LoRAs do not change a model from 'Load FastQwen'.")
+        _warn_once("patches", "FastQwen: LoRAs do not change a model from 'Load FastQwen'.")
         return []
 
     def is_dynamic(self):
