@@ -42,6 +42,11 @@ class FastQwenPromptEnhance(io.ComfyNode):
         return preset is None or verdict(_preset, preset)
 
     @classmethod
+    def fingerprint_inputs(cls, preset=None, **others):
+        """A preset file that was edited makes the node run again."""
+        return preset and repr(_preset(preset))
+
+    @classmethod
     def check_lazy_status(cls, bypass=False, **others):
         """A bypassed node does not load the model."""
         return [] if bypass else [name for name in ("clip", "image") if name in others and others[name] is None]

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from .material import NOTES, declared_inputs, to_api, workflow
-from .server import ROOT
+from .server import ROOT, Refused
 from .test_server import NODES, text_of
 
 EXAMPLES = sorted((ROOT / "example_workflows").glob("*.json"))
@@ -66,6 +66,24 @@ def test_an_example_fits_the_servers_nodes(server, path):
             elif kind in ("INT", "FLOAT"):
                 assert options.get("min", value) <= value <= options.get("max", value), (name, value)
     assert all(node["widgets_values"][0] for node in nodes.values() if node["type"] in NOTES)
+
+
+def test_a_users_preset_is_listed_used_and_after_an_edit_used_anew(server):
+    folder = server.base / "user" / "fastqwen" / "presets"
+    folder.mkdir(parents=True)
+    wish = {"idea": "fox", "language": "as the idea", "length": "short", "variants": 1, "seed": 1, "max_length": 4}
+    nodes = workflow()
+    nodes["2"] = {"class_type": "FastQwenPromptEnhance", "inputs": {"clip": ["1", 0], "preset": "mine", **wish}}
+    nodes["3"] = {"class_type": "PreviewAny", "inputs": {"source": ["2", 1]}}
+    for negative in ("first", "second"):
+        (folder / "mine.json").write_text(json.dumps({"instruction": "Go.", "negative": negative}))
+        assert server.run(nodes)["outputs"]["3"]["text"] == [negative]
+    info = server.get("/object_info/FastQwenPromptEnhance")["FastQwenPromptEnhance"]
+    assert "mine" in info["input"]["required"]["preset"][1]["options"]
+    (folder / "mine.json").write_text("{}")
+    with pytest.raises(Refused) as refused:
+        server.queue(nodes)
+    assert "'mine.json' needs the key 'instruction'" in json.dumps(refused.value.body)
 
 
 def test_a_bypassed_enhancer_does_not_load_the_model(server):
