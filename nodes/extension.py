@@ -2,11 +2,12 @@
 
 from . import host
 from .api import ComfyExtension
+from .caption_node import FastQwenImageCaption
 from .enhance_node import FastQwenPromptEnhance
 from .loader_nodes import FastQwenLoader, FastQwenUnload
 from .text_node import FastQwenTextGenerate
 
-NODES = [FastQwenLoader, FastQwenTextGenerate, FastQwenPromptEnhance, FastQwenUnload]
+NODES = [FastQwenLoader, FastQwenTextGenerate, FastQwenPromptEnhance, FastQwenImageCaption, FastQwenUnload]
 
 
 class FastQwenExtension(ComfyExtension):

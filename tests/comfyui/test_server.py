@@ -7,7 +7,7 @@ import pytest
 from .material import declared_inputs, saved, schema, to_api, workflow
 from .server import Events, Refused
 
-NODES = ("FastQwenLoader", "FastQwenTextGenerate", "FastQwenPromptEnhance", "FastQwenUnload")
+NODES = ("FastQwenLoader", "FastQwenTextGenerate", "FastQwenPromptEnhance", "FastQwenImageCaption", "FastQwenUnload")
 LONG = dict(max_length=32768, temperature=0.1, repetition_penalty=1.0)
 
 
