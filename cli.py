@@ -8,7 +8,7 @@ import platform
 import sys
 
 from .benchmarks.arguments import add_bench
-from .terminal import Bar
+from .terminal import Bar, ReplyBars
 
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 KV_KINDS = ("auto", "int8", "bf16", "fp32")
@@ -84,6 +84,11 @@ def _add_generate(parser):
     add = parser.add_argument
     add("--model", required=True, metavar="PATH|demo", help="checkpoint folder, .safetensors file, or demo")
     add("--prompt", required=True, metavar="TEXT", help="what to say to the model; - reads standard input")
+    add("--image", action="append", default=[], metavar="FILE", help="show the model a picture (may be repeated)")
+    add("--video", action="append", default=[], metavar="FILE", help="show it a video; needs PyAV (may be repeated)")
+    add("--fps", type=float, default=2.0, metavar="N", help="look at N frames a second of a video (default 2)")
+    add("--image-pixels", type=int, metavar="N", help="reduce each picture to at most N pixels")
+    add("--pixel-budget", type=int, metavar="N", help="reduce all of them to N pixels together (default: what fits)")
     add("--system", metavar="TEXT", help="system prompt")
     add("--max-tokens", type=int, default=512, metavar="N", help="at most N new tokens (default 512)")
     add("--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default 0.7)")
@@ -128,6 +133,7 @@ def _add_quantize(parser):
 
 def _generate(arguments) -> int:
     from .engine import SamplingSettings, check_request, load
+    from .model.images import read_image
 
     settings = SamplingSettings(
         greedy=arguments.greedy,
@@ -139,6 +145,7 @@ def _generate(arguments) -> int:
         presence_penalty=arguments.presence_penalty,
     )
     check_request(max_tokens=arguments.max_tokens, stop=arguments.stop, mtp=arguments.mtp)
+    images = [read_image(path) for path in arguments.image]  # a mistake is told before gigabytes are read
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     with Bar("loading", "B") as bar:
         engine = load(
@@ -152,19 +159,13 @@ def _generate(arguments) -> int:
             context=arguments.context,
             on_load=bar,
         )
-    kernel_bar, prompt_bar = Bar("kernels", "part"), Bar("prompt", "token")
-
-    def on_step(progress):
-        if progress.phase == "prepare":
-            kernel_bar(progress.done, progress.total)
-        elif progress.phase == "prefill":
-            kernel_bar.__exit__()
-            prompt_bar(progress.done, progress.total)
-        else:
-            prompt_bar.__exit__()
-
     reply = engine.reply(
         prompt,
+        images=images,
+        videos=arguments.video,
+        video_fps=arguments.fps,
+        image_pixels=arguments.image_pixels,
+        pixel_budget=arguments.pixel_budget,
         system=arguments.system,
         thinking=arguments.thinking,
         settings=settings,
@@ -172,7 +173,7 @@ def _generate(arguments) -> int:
         max_tokens=arguments.max_tokens,
         stop=arguments.stop,
         mtp=arguments.mtp,
-        on_step=on_step,
+        on_step=ReplyBars(),
     )
     if not arguments.json:
         _stream(reply)

@@ -24,3 +24,18 @@ class Bar:
     def __exit__(self, *_):
         if self.bar is not None:
             self.bar.close()
+
+
+class ReplyBars:
+    """The engine's `on_step`: a bar for every phase before the first token, closed when the next begins."""
+
+    def __init__(self):
+        names = {"images": ("images", "image"), "prepare": ("kernels", "part"), "prefill": ("prompt", "token")}
+        self.bars = {phase: Bar(*name) for phase, name in names.items()}
+
+    def __call__(self, progress):
+        for phase, bar in self.bars.items():
+            if phase == progress.phase:
+                bar(progress.done, progress.total)
+            else:
+                bar.__exit__()

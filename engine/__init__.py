@@ -5,6 +5,8 @@ for delta in load("demo").reply("a fox in the snow"):
     print(delta.text, end="", flush=True)
 """
 
+from ..model.images import read_image
+from ..model.video import Video, read_video
 from ..weights import FastQwenError
 from .engine import MTP_CHOICES, Engine, check_request
 from .load import load, resolve_device, resolve_path
@@ -15,5 +17,5 @@ from .text import Delta
 
 __all__ = [
     "GREEDY", "MTP_CHOICES", "Delta", "Engine", "FastQwenError", "Progress", "Reply", "Report", "Result",
-    "SamplingSettings", "check_request", "load", "resolve_device", "resolve_path",
+    "SamplingSettings", "Video", "check_request", "load", "read_image", "read_video", "resolve_device", "resolve_path",
 ]  # fmt: skip

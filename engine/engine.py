@@ -12,6 +12,7 @@ from ..model.chat import ChatTemplate
 from ..model.family import FULL
 from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
+from ..model.video import SAMPLE_FPS
 from ..mtp.drafts import NoDrafts
 from ..mtp.estimates import Costs, Statistics
 from ..mtp.head import MtpHead
@@ -23,7 +24,7 @@ from ..weights import FastQwenError
 from .device_check import round_kernels
 from .device_model import DeviceModel
 from .device_passes import DevicePasses
-from .media import Media, Vision, place
+from .media import Embedded, Media, Vision, place
 from .passes import HostPasses, Passes
 from .reply import Reply, Result
 from .report import Meter, Progress
@@ -90,6 +91,7 @@ class Engine:
         videos: Sequence = (),
         image_pixels: int | None = None,
         pixel_budget: int | None = None,
+        video_fps: float | None = SAMPLE_FPS,
         system: str | None = None,
         thinking: bool = False,
         template: bool = True,
@@ -106,6 +108,7 @@ class Engine:
                     in the {"type": "image"} parts of messages, in order
         videos      paths, Videos, or (tensor [F, H, W, C], frames a second), behind the images; see model/video.py
         image_pixels, pixel_budget  an image, and all of them together, are reduced to so many pixels (engine/media.py)
+        video_fps   frames taken of a second of a video; None takes all, up to 768
         system      system prompt, put first
         thinking    let the model reason before it answers
         template    False sends the text as it is, special tokens included, without a chat template
@@ -118,23 +121,13 @@ class Engine:
         Raises FastQwenError for a value out of range or a prompt that does not fit the context.
         """
         check_request(max_tokens=max_tokens, stop=stop, mtp=mtp)
-        media, limit = self._media(images, videos, image_pixels, pixel_budget), self.context
-        in_front = media is not None and template and isinstance(prompt, str)
-        ids = self.template.prompt_ids(
-            prompt, system=system, thinking=thinking, raw=not template,
-            images=media.images if in_front else 0, videos=media.videos if in_front else 0,
-        )  # fmt: skip
-        if not ids:
-            raise FastQwenError("The prompt is empty: without a chat template at least one token is needed.")
-        ids = place(media, ids, self.tokenizer, context=limit, max_tokens=max_tokens)
-        if len(ids) > limit:
-            whose = "the context limit" if limit < self.config.max_positions else "the model's context"
-            raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: shorten it.")
+        media = self._media(images, videos, image_pixels, pixel_budget, video_fps)
+        ids = self._prompt_ids(prompt, media, system, thinking, template, max_tokens)
         mtp = mtp if isinstance(mtp, Tree) else str(mtp)
         label = tree_name(mtp) if isinstance(mtp, Tree) else mtp
         meter = Meter(self.device, notes=[*self.notes, *self._call_notes(label)])
         sampler = Sampler(settings or SamplingSettings(), seed, min(self.tokenizer.size, self.config.vocab_size))
-        capacity = min(limit, len(ids) + max_tokens)
+        capacity = min(self.context, len(ids) + max_tokens)
         text = ReplyText(self.tokenizer, thinking=thinking and template, stop=stop)
         if self.mtp_head is None:
             mtp = label = "off"
@@ -145,8 +138,9 @@ class Engine:
         on_step = on_step or (lambda progress: None)
         passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens, on_step)
         stop_ids = frozenset(self.tokenizer.stop_ids)
+        embed = media and functools.partial(self._embed, media, meter, on_step)
         return Reply(
-            ids, text, meter, passes, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, media=media
+            ids, text, meter, passes, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, embed=embed
         )  # fmt: skip
 
     def generate(self, prompt, **options) -> Result:
@@ -162,12 +156,46 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _media(self, images, videos, image_pixels, pixel_budget) -> Media | None:
+    def _prompt_ids(self, prompt, media, system, thinking, template, max_tokens):
+        in_front = media is not None and template and isinstance(prompt, str)
+        ids = self.template.prompt_ids(
+            prompt, system=system, thinking=thinking, raw=not template,
+            images=media.images if in_front else 0, videos=media.videos if in_front else 0,
+        )  # fmt: skip
+        if not ids:
+            raise FastQwenError("The prompt is empty: without a chat template at least one token is needed.")
+        ids, limit = place(media, ids, self.tokenizer, context=self.context, max_tokens=max_tokens), self.context
+        if len(ids) > limit:
+            whose = "the context limit" if limit < self.config.max_positions else "the model's context"
+            raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: shorten it.")
+        return ids
+
+    def _media(self, images, videos, image_pixels, pixel_budget, video_fps) -> Media | None:
         if not isinstance(images, torch.Tensor) and not images and not videos:
             return None
         if self.vision is None:
             raise FastQwenError(f"This model takes no images or videos: {self._no_vision}")
-        return Media(self.vision, images, videos, image_pixels=image_pixels, pixel_budget=pixel_budget)
+        return Media(
+            self.vision, images, videos, image_pixels=image_pixels, pixel_budget=pixel_budget, video_fps=video_fps
+        )  # fmt: skip
+
+    def _embed(self, media, meter, on_step) -> Embedded | None:
+        """The prompt's pictures, None where on_step ended the reply; where the GPU's memory is short, without what
+        replies share, which is made again."""
+
+        def on_done(done, total):
+            return bool(on_step(Progress("images", done, total)))
+
+        try:
+            found = media.embed(on_done)
+        except torch.OutOfMemoryError:
+            if self._device_model is None:
+                raise
+            self._device_model = None
+            torch.cuda.empty_cache()
+            found = media.embed(on_done)
+        meter.image_seconds, meter.vision_seconds = media.image_seconds, media.vision_seconds
+        return found
 
     def _passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
@@ -219,6 +247,8 @@ class Engine:
         room = capacity_class(capacity, self.context)
         if bytes_for(room) > free * FREE_SHARE:
             room = tokens_within(int(free * FREE_SHARE), bytes_for, room)
+        if room < capacity and self.vision is not None and self.vision.release():
+            return self._room_for(capacity)
         if room < capacity:
             raise FastQwenError(
                 f"{capacity} tokens of prompt and reply need {bytes_for(capacity) / 2**20:.0f} MiB of keys and values; "

@@ -12,7 +12,7 @@ from ..model.image_rules import ImageRules
 from ..model.images import as_pictures, fit, image_patches
 from ..model.media import Item, Span, expand, require_places, rope_positions
 from ..model.tokenizer import Tokenizer
-from ..model.video import Video, fit_video, read_video, video_patches
+from ..model.video import SAMPLE_FPS, Video, fit_video, read_video, video_patches
 from ..model.vision import Grid, VisionTower
 from ..model.vision_config import VisionConfig
 from ..weights import Checkpoint, FastQwenError, Reader
@@ -36,8 +36,10 @@ class Vision:
     ):
         self.config, self.device = config, device
         self.rules = ImageRules.of(checkpoint, config)
+        # Opened again by then, so that no file stays open and what failed can be tried again.
+        path, cpu = checkpoint.path, torch.device("cpu")
         self._read: Callable[[], VisionTower] = lambda: VisionTower(
-            Reader(checkpoint, names, device, dtype), config, offload=offload
+            Reader(Checkpoint.open(path), names, cpu, dtype), config, device, offload=offload
         )
         self._tower: VisionTower | None = None
 
@@ -49,10 +51,9 @@ class Vision:
         self._tower.restore()
         return self._tower
 
-    def release(self):
-        """Gives back the GPU's memory; the next picture brings the weights again."""
-        if self._tower is not None:
-            self._tower.release()
+    def release(self) -> bool:
+        """Gives back the GPU's memory; the next picture brings the weights again. Whether there was any."""
+        return self._tower is not None and self._tower.release()
 
 
 @dataclass(frozen=True)
@@ -81,21 +82,33 @@ class Media:
     image_pixels  an image is reduced to at most so many pixels; default and maximum: the checkpoint's own bound
     pixel_budget  all images of the prompt, and all pairs of frames of its videos, are reduced to so many pixels in all;
                   default: what the context holds
+    video_fps     frames taken of a second of a video that is a path or a clip
     """
 
-    def __init__(self, vision: Vision, images, videos, *, image_pixels: int | None, pixel_budget: int | None):
+    def __init__(
+        self,
+        vision: Vision,
+        images,
+        videos,
+        *,
+        image_pixels: int | None = None,
+        pixel_budget: int | None = None,
+        video_fps: float | None = SAMPLE_FPS,
+    ):
         for name, value in (("image_pixels", image_pixels), ("pixel_budget", pixel_budget)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise FastQwenError(f"{name} is {value!r}: set a whole number of pixels.")
         self._vision, self._image_pixels, self._budget = vision, image_pixels, pixel_budget
         pictures = as_pictures(images if isinstance(images, (list, tuple)) else [images])
-        self._sources = [*pictures, *(_video(value, vision.rules) for value in videos)]
-        self.images, self.videos = len(pictures), len(videos)
+        clips = [_video(value, vision.rules, video_fps) for value in (videos if _is_several(videos) else [videos])]
+        self._sources = [*pictures, *clips]
+        self.images, self.videos = len(pictures), len(clips)
         self._items: list[Item] = []
         self._spans: list[Span] = []
         self._length = 0
         self.notes: list[str] = []
         self.tokens = 0
+        self.image_seconds = self.vision_seconds = 0.0
 
     def place(self, ids: Sequence[int], tokenizer: Tokenizer, *, context: int, max_tokens: int) -> list[int]:
         """The prompt's ids with every picture token in them, pictures made as small as `context` asks for."""
@@ -116,29 +129,29 @@ class Media:
         self.tokens = sum(span.rows * span.columns for span in self._spans)
         return placed
 
-    def embed(self, on_done: Callable[[int, int], bool]) -> "tuple[Embedded | None, float, float]":
-        """Runs the tower. (embeddings, or None where on_done(pictures done, of) said to stop; seconds of preprocessing;
-        seconds of the tower)."""
-        vision, found, seconds = self._vision, [], [0.0, 0.0]
-        tower = vision.tower()
+    def embed(self, on_done: Callable[[int, int], bool]) -> Embedded | None:
+        """Runs the tower; None where on_done(pictures done, of how many) said to stop. Seconds are counted."""
+        vision, found = self._vision, []
+        self.image_seconds = self.vision_seconds = 0.0
+        tower, patch = vision.tower(), vision.rules.patch
         for index, (source, item) in enumerate(zip(self._sources, self._items, strict=True)):
             if on_done(index, len(self._items)):
-                return None, *seconds
-            size = item.grid.rows * vision.rules.patch, item.grid.columns * vision.rules.patch
+                return None
             prepare = video_patches if item.kind == "video" else image_patches
+            size = item.grid.rows * patch, item.grid.columns * patch
             with torch.inference_mode():
-                times = [self._now()]
+                started = self._now()
                 patches = prepare(source, size, vision.rules, vision.device)
-                times.append(self._now())
+                prepared = self._now()
                 found.append(tower(patches, item.grid))
-                times.append(self._now())
-            seconds = [total + after - before for total, before, after in zip(seconds, times, times[1:], strict=False)]
+                self.image_seconds += prepared - started
+                self.vision_seconds += self._now() - prepared
         on_done(len(self._items), len(self._items))
         spans = []
         for span in self._spans:
             size = span.rows * span.columns
             spans.append((span.start, found[span.item][span.frame * size : (span.frame + 1) * size]))
-        return Embedded(spans, rope_positions(self._length, self._spans).to(vision.device)), *seconds
+        return Embedded(spans, rope_positions(self._length, self._spans).to(vision.device))
 
     def _kinds(self):
         for source in self._sources:
@@ -179,9 +192,7 @@ class Media:
         return time.perf_counter()
 
 
-def place(
-    media: Media | None, ids: list[int], tokenizer: Tokenizer, *, context: int, max_tokens: int
-) -> list[int]:  # fmt: skip
+def place(media: Media | None, ids: list[int], tokenizer: Tokenizer, *, context: int, max_tokens: int) -> list[int]:
     """`Media.place`, or of no media: the ids as they are. Raises FastQwenError where the prompt has places left."""
     if media is None:
         require_places(ids, (), tokenizer)
@@ -204,11 +215,17 @@ def _water_level(wanted: Sequence[int], budget: int) -> int:
     return max(wanted, default=1)
 
 
-def _video(value, rules) -> Video:
+def _is_several(videos) -> bool:
+    """Whether it is a collection of videos rather than one: a path, a Video, or frames and their rate."""
+    single = isinstance(videos, (str, Path, Video))
+    return not single and not (isinstance(videos, tuple) and len(videos) == 2 and isinstance(videos[0], Tensor))
+
+
+def _video(value, rules, sample_fps) -> Video:
     if isinstance(value, Video):
         return value
     if isinstance(value, (str, Path)):
-        return read_video(value, rules=rules)
+        return read_video(value, sample_fps, rules)
     if isinstance(value, tuple) and len(value) == 2:
-        return Video.of(*value)
+        return Video.of(*value, sample_fps)
     raise FastQwenError(f"A video must be a path, or a tensor of frames and its fps, not {type(value).__name__}.")

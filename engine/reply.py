@@ -1,11 +1,12 @@
 """A reply being written, and a finished one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from .loop import run
-from .media import Media
-from .report import STOP_TEXT, Meter, Progress, Report
+from .loop import OnStep, run
+from .media import Embedded
+from .passes import Passes
+from .report import STOP_TEXT, Meter, Report
 from .text import Delta, ReplyText
 
 
@@ -22,13 +23,23 @@ class Result:
 class Reply:
     """A reply being written. Iterating runs the model and yields Deltas; `result()` runs whatever is left.
 
+    embed   gives what stands in the prompt's picture tokens, or None where the reply was ended meanwhile
     After an exception (a callback's, say) `result()` raises it again.
     """
 
     def __init__(
-        self, ids, text: ReplyText, meter: Meter, make_passes, *, stop_ids, max_tokens, on_step, media: Media | None
+        self,
+        ids: list[int],
+        text: ReplyText,
+        meter: Meter,
+        make_passes: Callable[[], Passes],
+        *,
+        stop_ids: Collection[int],
+        max_tokens: int,
+        on_step: OnStep,
+        embed: Callable[[], Embedded | None] | None = None,
     ):
-        self.prompt_ids, self.media = ids, media
+        self.prompt_ids, self.embed = ids, embed
         self._text, self._meter = text, meter
         self._tokens: list[int] = []
         self._result: Result | None = None
@@ -37,10 +48,8 @@ class Reply:
         def new_tokens():
             meter.start()
             pictures = None
-            if media is not None:  # first, so that room for keys and values is counted with the tower in place
-                pictures, meter.image_seconds, meter.vision_seconds = media.embed(
-                    lambda done, total: bool(on_step(Progress("images", done, total)))
-                )
+            if embed is not None:  # first, so that room for keys and values is counted with the tower in place
+                pictures = embed()
                 if pictures is None:
                     return
             passes = make_passes()

@@ -16,6 +16,7 @@ from ..weights.errors import FastQwenError
 from .image_rules import ImageRules
 from .resample import resize
 
+SCALE = 1 / 255  # multiplied with, for dividing by a number gives other bits on a GPU
 WHITE = (255, 255, 255)
 MAX_RATIO = 200  # of a picture's sides, as the released processor has it
 LEVELS_16 = 257  # 16-bit levels in one 8-bit level: 65535 / 255
@@ -145,7 +146,7 @@ def levels(pictures: Tensor, background: Sequence[int] = WHITE) -> Tensor:
     if pictures.dtype is not torch.uint8:
         pictures = _bytes(pictures.float() * 255)
     if pictures.shape[-1] == 4:
-        alpha = pictures[..., 3:].float() / 255
+        alpha = pictures[..., 3:].float() * SCALE
         below = torch.tensor(background, dtype=torch.float32, device=pictures.device)
         pictures = _bytes(pictures[..., :3] * alpha + below * (1 - alpha))
     pictures = pictures.movedim(-1, -3)
@@ -158,7 +159,7 @@ def patches(pictures: Tensor, rules: ImageRules) -> Tensor:
     frames, channels, height, width = pictures.shape
     patch, merge, temporal = rules.patch, rules.merge, rules.temporal
     mean, std = (torch.tensor(values, device=pictures.device).view(3, 1, 1) for values in (rules.mean, rules.std))
-    x = (pictures.float() / 255 - mean) / std
+    x = (pictures.float() * SCALE - mean) / std
     rows, columns = height // rules.factor, width // rules.factor
     x = x.view(frames // temporal, temporal, channels, rows, merge, patch, columns, merge, patch)
     return x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, channels * temporal * patch**2)

@@ -55,33 +55,41 @@ def expand(ids: Sequence[int], items: Sequence[Item], merge: int, tokenizer: Tok
     Raises FastQwenError where the prompt has not as many places as there are images and videos.
     """
     require_places(ids, items, tokenizer)
-    waiting = {kind: [index for index, item in enumerate(items) if item.kind == kind] for kind in NAMES}
+    waiting = {kind: iter([index for index, item in enumerate(items) if item.kind == kind]) for kind in NAMES}
     kinds = {tokenizer.token_id(name): kind for kind, name in NAMES.items()}
     kinds.pop(None, None)
     start, end = tokenizer.token_id(START), tokenizer.token_id(END)
-    out: list[int] = []
-    spans: list[Span] = []
-    skip = False
-    for at, token in enumerate(ids):
-        if skip or token not in kinds:
-            if not skip:
-                out.append(token)
-            skip = False
+    ids, out, spans, at = list(ids), [], [], 0
+    while at < len(ids):
+        token = ids[at]
+        at += 1
+        if token not in kinds:
+            out.append(token)
             continue
-        index = waiting[kinds[token]].pop(0)
+        index = next(waiting[kinds[token]])
         item = items[index]
-        if item.kind == "video" and out[-1:] == [start] and list(ids[at + 1 : at + 2]) == [end]:
+        if item.kind == "video" and out[-1:] == [start] and ids[at : at + 1] == [end]:
             out.pop()
-            skip = True
+            at += 1
         for frame in range(item.grid.frames):
             rows, columns = item.frame_tokens(merge)
             if item.kind == "video":
-                out += [*tokenizer.encode_plain(f"<{item.seconds[frame]:.1f} seconds>"), start]
+                _write(out, f"<{item.seconds[frame]:.1f} seconds>", tokenizer)
+                out.append(start)
             spans.append(Span(len(out), rows, columns, index, frame))
             out += [token] * (rows * columns)
             if item.kind == "video":
                 out.append(end)
     return out, spans
+
+
+def _write(out: list[int], text: str, tokenizer: Tokenizer):
+    """Appends `text` as if it had been there before what stands in front of it became tokens."""
+    begin = len(out)
+    while begin and not tokenizer.is_added(out[begin - 1]):
+        begin -= 1
+    before = tokenizer.decode_bytes(out[begin:]).decode("utf-8", "replace")
+    out[begin:] = tokenizer.encode_plain(before + text)
 
 
 def rope_positions(length: int, spans: Sequence[Span]) -> Tensor:

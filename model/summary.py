@@ -74,7 +74,7 @@ class Summary:
             f"DeltaNet: key heads {deltanet.key_heads} x {deltanet.key_dim}, value heads {deltanet.value_heads} x "
             f"{deltanet.value_dim}",
             f"head: {'tied' if config.tied_head else 'own'}; MTP head: {'present' if config.has_mtp else 'absent'}; "
-            f"vision tower: {'present' if config.vision else 'absent'}",
+            f"vision tower: {'present' if config.vision else 'incomplete' if config.vision_fault else 'absent'}",
         ]
         for group in self.groups:
             formats = ", ".join(f"{count} {name}" for name, count in group.formats.items())

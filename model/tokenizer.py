@@ -35,6 +35,7 @@ class Tokenizer:
         self._backend = vocabulary.backend
         self._name_to_id = {token.content: token.id for token in vocabulary.added}
         self._id_to_bytes = {token.id: token.content.encode("utf-8") for token in vocabulary.added}
+        self._added_ids = frozenset(self._name_to_id.values())
         self._special_ids = frozenset(token.id for token in vocabulary.added if token.special)
         self._byte_of = {character: value for value, character in enumerate(byte_characters())}
         # Longest first: where one name starts with another, the longer one is meant, as in the tokenizers library.
@@ -59,6 +60,10 @@ class Tokenizer:
     def is_special(self, token: int) -> bool:
         """Whether the id is a control code, which has no place in a reply's text."""
         return token in self._special_ids
+
+    def is_added(self, token: int) -> bool:
+        """Whether the id is an added token, which no ordinary text becomes."""
+        return token in self._added_ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of ordinary text. Never yields an added token, whatever the text says.

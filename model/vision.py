@@ -21,9 +21,9 @@ from ..weights.stored import read_layer
 from .vision_config import PREFIX, VisionConfig
 
 EPS = 1e-6  # of the layer norms; no config entry
-# Patches that go through the tower together: the largest picture of the released rule. Frames of a video beyond that
-# take turns; 27 layers of hidden 1152 then hold about 1.5 GiB of activations in bf16.
-AT_ONCE = 65536
+# Patches of a video's frames that go through the tower together. Enough rows for any GPU, and less than half a GiB of
+# activations in bf16; one picture may have four times as many.
+AT_ONCE = 16384
 
 
 class Grid(NamedTuple):
@@ -35,19 +35,19 @@ class Grid(NamedTuple):
 
 
 class VisionTower:
-    """The tower's weights, in the reader's dtype on its device.
+    """The tower's weights, in the reader's dtype, where the reader puts them; `restore` brings them to `device`, where
+    the tower computes.
 
-    offload  keep the weights in the CPU's memory and bring them to the device for each call
+    offload  leave the weights where they are and bring them to the device for each call
     """
 
-    def __init__(self, reader: Reader, config: VisionConfig, *, offload: bool = False):
-        self.config, self.device, self.dtype, self._offload = config, reader.device, reader.dtype, offload
-        home = torch.device("cpu") if offload else reader.device
-        self._weights = {name.removeprefix(PREFIX): _read(reader, name, shape).to(home)
+    def __init__(self, reader: Reader, config: VisionConfig, device: torch.device, *, offload: bool = False):
+        self.config, self.device, self.dtype, self._offload = config, device, reader.dtype, offload
+        self._weights = {name.removeprefix(PREFIX): _read(reader, name, shape)
                          for name, shape in config.shapes().items()}  # fmt: skip
         half = config.hidden_size // config.heads // 2
         exponents = torch.arange(0, half, 2, dtype=torch.float32) / half
-        self._inverse = (1.0 / config.rope_theta**exponents).to(reader.device)
+        self._inverse = (1.0 / config.rope_theta**exponents).to(device)
 
     def __call__(self, patches: Tensor, grid: Grid) -> Tensor:
         """patches [frames * rows * columns, 3 * 2 * patch^2] of one picture or video, the patches of a token together
@@ -59,9 +59,12 @@ class VisionTower:
             frames = max(1, AT_ONCE // size)
             return torch.cat([self._frames(part, weights, *around) for part in patches.split(frames * size)])
 
-    def release(self):
-        """Gives back the device's memory; the next call brings the weights again."""
+    def release(self) -> bool:
+        """Gives back the device's memory, if it holds any: the next call brings the weights again."""
+        if all(tensor.device.type == "cpu" for tensor in self._weights.values()):
+            return False
         self._weights = {name: tensor.cpu() for name, tensor in self._weights.items()}
+        return True
 
     def restore(self):
         """Brings the weights to the device to stay there, unless the tower is one that offloads."""

@@ -107,7 +107,7 @@ def test_report_has_every_number_and_is_json(engine):
     assert set(value) == {
         "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds", "tokens_per_second", "verify_passes",
         "accepted_per_pass", "acceptance", "shapes", "draft_ms", "verify_ms", "peak_memory_bytes", "stop_reason",
-        "mtp", "planner", "notes",
+        "mtp", "planner", "notes", "image_tokens", "image_seconds", "vision_seconds",
     }  # fmt: skip
     assert value["prompt_tokens"] == len(engine.template.prompt_ids("a fox"))
     assert value["verify_passes"] == value["new_tokens"] - 1

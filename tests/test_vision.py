@@ -6,7 +6,7 @@ Bounds as in tests/test_against_transformers.py: relative norm 2e-5, both sides 
 import pytest
 import tiny_vision
 import torch
-from fastqwen.engine import GREEDY, load
+from fastqwen.engine import GREEDY, SamplingSettings, load
 from fastqwen.engine.session import Session
 from fastqwen.model.images import image_patches
 from fastqwen.model.video import Video
@@ -15,7 +15,7 @@ from fastqwen.mtp.head_drafts import HeadDrafts
 from tiny_vision import IDS, picture
 
 BOUND = 2e-5
-PICTURES = [picture(24, 40, 1), picture(64, 16, 2), picture(19, 45, 3)]
+PICTURES = [picture(24, 40, 1), picture(64, 16, 2), picture(13, 45, 3)]
 MIXED = [
     {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"},
                                  {"type": "video"}, {"type": "text", "text": "<|image_pad|> or"}, {"type": "image"}]},
@@ -58,8 +58,7 @@ def oracle_patches(rules, pictures):
 def prepared(engine, prompt, images=(), videos=()):
     """(ids, embedded) of a prompt, and what transformers takes for it beside the images' pixels."""
     reply = engine.reply(prompt, images=images, videos=videos)
-    media = reply.media
-    embedded, *_ = media.embed(lambda done, total: False)
+    embedded = reply.embed()
     ids = torch.tensor([reply.prompt_ids])
     kinds = (ids == IDS["<|image_pad|>"]).int() + 2 * (ids == IDS["<|video_pad|>"]).int()
     return reply.prompt_ids, embedded, {"input_ids": ids, "mm_token_type_ids": kinds}
@@ -178,3 +177,27 @@ def test_the_draft_head_sees_images_at_their_positions_across_chunks(engine, mon
     engine.mtp_head.prefill(embeddings[1:], hidden[:-1], embedded.positions[:, :-1], cache=cache)
     found, wanted = drafts._cache.read(0, len(ids) - 1), cache.read(0, len(ids) - 1)
     assert relative(torch.stack(found), torch.stack(wanted)) < BOUND
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [GREEDY, SamplingSettings(temperature=1.0, top_k=40)], ids=["greedy", "sampled"])
+def test_rounds_on_the_device_decode_behind_images_as_the_host_does(oracle, tmp_path, settings):
+    engine = load(tiny_vision.save_folder(oracle, tmp_path), device="cuda", dtype="fp32", kv="int8")
+    options = {"images": PICTURES, "settings": settings, "max_tokens": 40, "seed": 3}
+    found = {mtp: engine.generate("What is it?", mtp=mtp, **options).token_ids for mtp in ("off", "3", "auto")}
+    assert engine._device_model is not None, "no kernels took the passes"
+    engine._on_device = False
+    wanted = engine.generate("What is it?", mtp="off", **options).token_ids
+    assert set(found.values()) == {wanted}
+
+
+@pytest.mark.gpu
+def test_pictures_and_embeddings_on_a_gpu_are_those_of_the_cpu(oracle, engine, tmp_path):
+    """Pixels bit by bit; the tower in fp32 within the rounding of its sums, TF32 being off by default."""
+    there = load(tiny_vision.save_folder(oracle, tmp_path), device="cuda", dtype="fp32")
+    for image, (_, rows) in zip(PICTURES, prepared(engine, "x", PICTURES)[1].spans, strict=True):
+        _, embedded, _ = prepared(there, "x", [image])
+        assert relative(embedded.spans[0][1].cpu(), rows) < BOUND
+    noise, rules = picture(50, 90, 4), engine.vision.rules
+    ours = image_patches(noise, (40, 104), rules, there.device).cpu()
+    assert torch.equal(ours, image_patches(noise, (40, 104), rules, engine.device))

@@ -1,0 +1,130 @@
+"""What a reply makes of the images it is given: budgets, places, interruptions, checkpoints without a tower."""
+
+import json
+
+import pytest
+import quantised
+import tiny_vision
+import torch
+from fastqwen.cli import main
+from fastqwen.engine import GREEDY, FastQwenError, load
+from fastqwen.engine.media import Media
+from fastqwen.weights.quantize import encode
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tiny_vision import IDS, picture
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_vision.save_folder(tiny_vision.oracle(), tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return load(folder, device="cpu")
+
+
+def image_tokens(reply):
+    return reply.prompt_ids.count(IDS["<|image_pad|>"])
+
+
+def test_pictures_are_reduced_to_a_budget_the_largest_first(engine):
+    small, large = picture(24, 24, 3), picture(100, 100, 4)
+    for options, wanted in (
+        ({}, 64 + 9),  # 4096 pixels at most, by the checkpoint's own rule
+        ({"image_pixels": 1000}, 9 + 9),
+        ({"pixel_budget": 2600}, 25 + 9),
+        ({"pixel_budget": 10}, 1 + 1),
+    ):
+        assert image_tokens(engine.reply("x", images=[large, small], **options)) == wanted
+    note = engine.generate("x", images=[small, large], max_tokens=1).report.notes[0]
+    assert note.startswith("Image 2 was reduced from 100x100 to 64x64")
+
+
+def test_pictures_are_reduced_to_what_the_context_holds(folder):
+    engine = load(folder, device="cpu", context=128)
+    reply = engine.reply("x" * 30, images=[picture(100, 100, 4)] * 3, max_tokens=1000)
+    assert len(reply.prompt_ids) + 128 // 4 <= 128 and image_tokens(reply) >= 3
+    with pytest.raises(FastQwenError, match="shorten it"):
+        engine.reply("x" * 120, images=[picture(100, 100, 4)])
+
+
+def test_a_batch_is_several_images_and_places_must_match(engine):
+    batch = torch.stack([picture(16, 16, seed) for seed in range(3)]).float() / 255
+    assert engine.reply("x", images=batch).prompt_ids.count(IDS["<|vision_start|>"]) == 3
+    assert image_tokens(engine.reply("", images=batch[:1])) == 4
+    with pytest.raises(FastQwenError, match="1 place for images and 3 were given"):
+        engine.reply([{"role": "user", "content": [{"type": "image"}]}], images=batch)
+    with pytest.raises(FastQwenError, match="1 place for images and 0 were given"):
+        engine.reply([{"role": "user", "content": [{"type": "image"}]}])
+    raw = engine.reply("a<|vision_start|><|image_pad|><|vision_end|>b", images=batch[0], template=False)
+    assert len(raw.prompt_ids) == 2 + 2 + 4
+
+
+def test_a_reply_ends_where_a_callback_says_so_between_images(engine):
+    seen = []
+    reply = engine.generate("x", images=[picture(16, 16, 1)] * 3, on_step=lambda p: seen.append(p) or p.done == 1)
+    assert [(p.phase, p.done, p.total) for p in seen] == [("images", 0, 3), ("images", 1, 3)]
+    assert reply.report.stop_reason == "interrupted" and not reply.token_ids
+
+
+def test_a_picture_that_does_not_fit_the_memory_is_tried_without_what_replies_share(engine, monkeypatch):
+    calls, embed = [], Media.embed
+
+    def short_of_memory(media, on_done):
+        calls.append(engine._device_model)
+        if engine._device_model is not None:
+            raise torch.OutOfMemoryError("no memory")
+        return embed(media, on_done)
+
+    monkeypatch.setattr(Media, "embed", short_of_memory)
+    monkeypatch.setattr(engine, "_device_model", "buffers")
+    assert engine.generate("x", images=[picture(16, 16, 1)], max_tokens=1).report.vision_seconds > 0
+    assert calls == ["buffers", None]
+
+
+def test_the_tower_can_leave_the_device_and_come_back(folder, engine):
+    options = {"images": [picture(16, 24, 1)], "settings": GREEDY, "max_tokens": 6}
+    wanted = engine.generate("x", **options).token_ids
+    engine.free()
+    assert engine.generate("x", **options).token_ids == wanted
+    assert load(folder, device="cpu", offload_vision=True).generate("x", **options).token_ids == wanted
+
+
+def test_a_checkpoint_without_a_usable_tower_says_so(folder, tmp_path):
+    text = load(tiny_vision.save_folder(tiny_vision.oracle(), tmp_path / "text", tower=False), device="cpu")
+    with pytest.raises(FastQwenError, match="no vision tower"):
+        text.reply("x", images=[picture(16, 16, 1)])
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.visual.blocks.1.attn.proj.bias"]
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    broken = load(tmp_path, device="cpu")
+    assert any("blocks.1.attn.proj.bias' is missing" in note for note in broken.notes)
+    assert broken.generate("x", max_tokens=1).report.new_tokens == 1
+    with pytest.raises(FastQwenError, match="blocks.1.attn.proj.bias' is missing"):
+        broken.reply("x", images=[picture(16, 16, 1)])
+
+
+def test_the_command_line_shows_pictures(folder, tmp_path, capsys):
+    Image.fromarray(picture(16, 24, 1).numpy()).save(tmp_path / "a.png")
+    call = ["generate", "--model", str(folder), "--device", "cpu", "--prompt", "x", "--max-tokens", "2", "--json"]
+    assert main([*call, "--image", str(tmp_path / "a.png"), "--image", str(tmp_path / "a.png")]) == 0
+    assert json.loads(capsys.readouterr().out)["report"]["image_tokens"] == 2 * 6
+    assert main([*call, "--image", str(tmp_path / "none.png")]) == 2
+    assert "No image file" in capsys.readouterr().err
+
+
+def test_a_packed_vision_layer_is_decoded(folder, tmp_path):
+    layer = "model.visual.blocks.0.mlp.linear_fc1"
+    tensors = load_file(folder / "model.safetensors")
+    packed = encode(tensors.pop(layer + ".weight"), "int8", rotated=False).tensors
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors |= {f"{layer}.{side}": tensor for side, tensor in packed.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    weights = load(tmp_path, device="cpu").vision.tower()._weights
+    found = weights["blocks.0.mlp.linear_fc1.weight"].double()
+    assert (found - quantised.decode(packed)).abs().max() < 1e-7  # one rounding of float32 at magnitudes below 1
