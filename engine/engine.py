@@ -20,7 +20,7 @@ from ..mtp.planner import name as tree_name
 from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
 from .device_passes import DevicePasses
-from .media import Media, Vision, place
+from .media import Embedded, Media, Vision, place
 from .memory import EngineMemory
 from .passes import HostPasses, Passes
 from .prefix_cache import DEFAULT_BYTES, PrefixCache, PromptReuse
@@ -78,7 +78,8 @@ class Engine:
         self.prefix_cache = PrefixCache(prefix_cache_bytes)
         self.vocab = min(tokenizer.size, self.config.vocab_size)  # ids that can be drawn
         self.memory = EngineMemory(
-            trunk, mtp_head, vocab=self.vocab, graphs=graphs, context=self.context, costs=self._costs
+            trunk, mtp_head, vocab=self.vocab, graphs=graphs, context=self.context, costs=self._costs,
+            spare=lambda: vision is not None and vision.release(),
         )  # fmt: skip
         # On a CPU the number of threads can change how a sum is split, and so the last bit of a logit.
         self.threads = torch.get_num_threads()
@@ -138,8 +139,9 @@ class Engine:
         on_step = on_step or (lambda progress: None)
         passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens, on_step)
         stop_ids = frozenset(self.tokenizer.stop_ids)
+        embed = media and functools.partial(self._embed, media, meter, on_step)
         return Reply(
-            ids, text, meter, passes, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, media=media,
+            ids, text, meter, passes, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, embed=embed,
             memory=self.memory, capacity=capacity,
         )  # fmt: skip
 
@@ -195,6 +197,23 @@ class Engine:
         return Media(
             self.vision, images, videos, image_pixels=image_pixels, pixel_budget=pixel_budget, video_fps=video_fps
         )  # fmt: skip
+
+    def _embed(self, media, meter, on_step) -> Embedded | None:
+        """The prompt's pictures, None where on_step ended the reply; where the GPU's memory is short, without what
+        replies share, which is made again."""
+
+        def on_done(done, total):
+            return bool(on_step(Progress("images", done, total)))
+
+        try:
+            found = media.embed(on_done)
+        except torch.OutOfMemoryError:
+            if not self.memory.is_shared:
+                raise
+            self.memory.free()
+            found = media.embed(on_done)
+        meter.image_seconds, meter.vision_seconds = media.image_seconds, media.vision_seconds
+        return found
 
     def _passes(self, *arguments) -> Passes:
         passes = self._new_passes(*arguments)

@@ -52,10 +52,9 @@ class Vision:
         self._tower.restore()
         return self._tower
 
-    def release(self):
-        """Gives back the GPU's memory; the next picture brings the weights again."""
-        if self._tower is not None:
-            self._tower.release()
+    def release(self) -> bool:
+        """Gives back the GPU's memory; the next picture brings the weights again. Whether there was any."""
+        return self._tower is not None and self._tower.release()
 
 
 @dataclass(frozen=True)
@@ -144,6 +143,7 @@ class Media:
     def embed(self, on_done: Callable[[int, int], bool]) -> Embedded | None:
         """Runs the tower; None where on_done(pictures done, of how many) said to stop. Seconds are counted."""
         vision, found = self._vision, []
+        self.image_seconds = self.vision_seconds = 0.0
         tower, patch = vision.tower(), vision.rules.patch
         for index, (source, item) in enumerate(zip(self._sources, self._items, strict=True)):
             if on_done(index, len(self._items)):

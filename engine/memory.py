@@ -86,14 +86,16 @@ class EngineMemory:
     graphs   capture passes (engine/device_model.py)
     context  the most tokens that a sequence may have
     costs    told what captured passes cost
+    spare    gives up what else can be where keys and values find no room; whether there was any
     epoch    counts how often weights were given up: what was made before is then void
     """
 
     def __init__(
-        self, trunk: Trunk, head: MtpHead | None, *, vocab: int, graphs: bool, context: int, costs: Costs
+        self, trunk: Trunk, head: MtpHead | None, *, vocab: int, graphs: bool, context: int, costs: Costs,
+        spare: Callable[[], bool] = lambda: False,
     ):  # fmt: skip
         self._trunk, self._head, self._vocab, self._graphs = trunk, head, vocab, graphs
-        self._context, self._costs = context, costs
+        self._context, self._costs, self._spare = context, costs, spare
         self.device = trunk.norm.device  # with its index, which trunk.device may lack
         self._model: DeviceModel | None = None
         self._shared_bytes = 0
@@ -106,6 +108,11 @@ class EngineMemory:
     def resident(self) -> bool:
         """Whether the weights are where they are used."""
         return self._away is None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there is something that replies share."""
+        return self._model is not None
 
     @property
     def bytes(self) -> int:
@@ -140,6 +147,8 @@ class EngineMemory:
         room = capacity_class(capacity, self._context)
         if self._cache_bytes(room) > free * FREE_SHARE:
             room = tokens_within(int(free * FREE_SHARE), self._cache_bytes, room)
+        if room < capacity and self._spare():
+            return self.room_for(capacity)
         if room < capacity:
             raise FastQwenError(
                 f"{capacity} tokens of prompt and reply need {self._cache_bytes(capacity) / 2**20:.0f} MiB of keys and "

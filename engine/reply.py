@@ -1,13 +1,14 @@
 """A reply being written, and a finished one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from ..weights import FastQwenError
-from .loop import run
-from .media import Media
+from .loop import OnStep, run
+from .media import Embedded
 from .memory import EngineMemory
-from .report import STOP_TEXT, Meter, Progress, Report
+from .passes import Passes
+from .report import STOP_TEXT, Meter, Report
 from .text import Delta, ReplyText
 
 
@@ -24,15 +25,27 @@ class Result:
 class Reply:
     """A reply being written. Iterating runs the model and yields Deltas; `result()` runs whatever is left.
 
-    After an exception (a callback's, say) `result()` raises it again. A reply whose model's `memory` was given up in
-    the meantime cannot go on; `capacity` is how many tokens it may have, its prompt included.
+    embed     gives what stands in the prompt's picture tokens, or None where the reply was ended meanwhile
+    memory    the model's: a reply cannot go on once it was given up
+    capacity  how many tokens it may have, its prompt included
+    After an exception (a callback's, say) `result()` raises it again.
     """
 
     def __init__(
-        self, ids, text: ReplyText, meter: Meter, make_passes, *, stop_ids, max_tokens, on_step, media: Media | None,
-        memory: EngineMemory, capacity: int,
-    ):  # fmt: skip
-        self.prompt_ids, self.media = ids, media
+        self,
+        ids: list[int],
+        text: ReplyText,
+        meter: Meter,
+        make_passes: Callable[[], Passes],
+        *,
+        stop_ids: Collection[int],
+        max_tokens: int,
+        on_step: OnStep,
+        memory: EngineMemory,
+        capacity: int,
+        embed: Callable[[], Embedded | None] | None = None,
+    ):
+        self.prompt_ids, self.embed = ids, embed
         self._memory, self._capacity = memory, capacity
         self._text, self._meter = text, meter
         self._tokens: list[int] = []
@@ -42,9 +55,8 @@ class Reply:
         def new_tokens():
             meter.start()
             pictures = None
-            if media is not None:  # first, so that room for keys and values is counted with the tower in place
-                pictures = media.embed(lambda done, total: bool(on_step(Progress("images", done, total))))
-                meter.image_seconds, meter.vision_seconds = media.image_seconds, media.vision_seconds
+            if embed is not None:  # first, so that room for keys and values is counted with the tower in place
+                pictures = embed()
                 if pictures is None:
                     return
             passes = make_passes()

@@ -59,9 +59,12 @@ class VisionTower:
             frames = max(1, AT_ONCE // size)
             return torch.cat([self._frames(part, weights, *around) for part in patches.split(frames * size)])
 
-    def release(self):
-        """Gives back the device's memory; the next call brings the weights again."""
+    def release(self) -> bool:
+        """Gives back the device's memory, if it holds any: the next call brings the weights again."""
+        if all(tensor.device.type == "cpu" for tensor in self._weights.values()):
+            return False
         self._weights = {name: tensor.cpu() for name, tensor in self._weights.items()}
+        return True
 
     def restore(self):
         """Brings the weights to the device to stay there, unless the tower is one that offloads."""

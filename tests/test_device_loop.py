@@ -84,7 +84,7 @@ class Session:
     def room(self):
         return self.capacity - len(self.tokens)
 
-    def prefill(self, ids, on_chunk, on_hidden):
+    def prefill(self, ids, on_chunk, on_hidden, pictures):
         on_hidden(torch.zeros(len(ids), 8), torch.zeros(len(ids), 8), torch.arange(len(ids)).expand(3, -1))
         self.tokens += ids
         self.state.length = self.state.next_position = len(ids)

@@ -1,6 +1,7 @@
 """What a reply makes of the images it is given: budgets, places, interruptions, checkpoints without a tower."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import quantised
@@ -8,10 +9,11 @@ import tiny_vision
 import torch
 from fastqwen.cli import main
 from fastqwen.engine import GREEDY, FastQwenError, load
+from fastqwen.engine.media import Media
 from fastqwen.weights.quantize import encode
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tiny_vision import picture
+from tiny_vision import IDS, picture
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +26,19 @@ def engine(folder):
     return load(folder, device="cpu")
 
 
+def image_tokens(reply):
+    return reply.prompt_ids.count(IDS["<|image_pad|>"])
+
+
 def test_pictures_are_reduced_to_a_budget_the_largest_first(engine):
     small, large = picture(24, 24, 3), picture(100, 100, 4)
-    count = lambda **options: engine.reply("x", images=[large, small], **options).media.tokens  # noqa: E731
-    assert count() == 64 + 9  # 4096 pixels at most, by the checkpoint's own rule
-    assert count(image_pixels=1000) == 9 + 9
-    assert count(pixel_budget=2600) == 25 + 9
-    assert count(pixel_budget=10) == 1 + 1
+    for options, wanted in (
+        ({}, 64 + 9),  # 4096 pixels at most, by the checkpoint's own rule
+        ({"image_pixels": 1000}, 9 + 9),
+        ({"pixel_budget": 2600}, 25 + 9),
+        ({"pixel_budget": 10}, 1 + 1),
+    ):
+        assert image_tokens(engine.reply("x", images=[large, small], **options)) == wanted
     note = engine.generate("x", images=[small, large], max_tokens=1).report.notes[0]
     assert note.startswith("Image 2 was reduced from 100x100 to 64x64")
 
@@ -38,15 +46,15 @@ def test_pictures_are_reduced_to_a_budget_the_largest_first(engine):
 def test_pictures_are_reduced_to_what_the_context_holds(folder):
     engine = load(folder, device="cpu", context=128)
     reply = engine.reply("x" * 30, images=[picture(100, 100, 4)] * 3, max_tokens=1000)
-    assert len(reply.prompt_ids) + 128 // 4 <= 128 and reply.media.tokens >= 3
+    assert len(reply.prompt_ids) + 128 // 4 <= 128 and image_tokens(reply) >= 3
     with pytest.raises(FastQwenError, match="shorten it"):
         engine.reply("x" * 120, images=[picture(100, 100, 4)])
 
 
 def test_a_batch_is_several_images_and_places_must_match(engine):
     batch = torch.stack([picture(16, 16, seed) for seed in range(3)]).float() / 255
-    assert engine.reply("x", images=batch).media.images == 3
-    assert engine.reply("", images=batch[:1]).media.tokens == 4
+    assert engine.reply("x", images=batch).prompt_ids.count(IDS["<|vision_start|>"]) == 3
+    assert image_tokens(engine.reply("", images=batch[:1])) == 4
     with pytest.raises(FastQwenError, match="1 place for images and 3 were given"):
         engine.reply([{"role": "user", "content": [{"type": "image"}]}], images=batch)
     with pytest.raises(FastQwenError, match="1 place for images and 0 were given"):
@@ -60,6 +68,21 @@ def test_a_reply_ends_where_a_callback_says_so_between_images(engine):
     reply = engine.generate("x", images=[picture(16, 16, 1)] * 3, on_step=lambda p: seen.append(p) or p.done == 1)
     assert [(p.phase, p.done, p.total) for p in seen] == [("images", 0, 3), ("images", 1, 3)]
     assert reply.report.stop_reason == "interrupted" and not reply.token_ids
+
+
+def test_a_picture_that_does_not_fit_the_memory_is_tried_without_what_replies_share(engine, monkeypatch):
+    calls, embed = [], Media.embed
+
+    def short_of_memory(media, on_done):
+        calls.append(engine.memory.is_shared)
+        if engine.memory.is_shared:
+            raise torch.OutOfMemoryError("no memory")
+        return embed(media, on_done)
+
+    monkeypatch.setattr(Media, "embed", short_of_memory)
+    monkeypatch.setattr(engine.memory, "_model", SimpleNamespace(release=lambda: None))
+    assert engine.generate("x", images=[picture(16, 16, 1)], max_tokens=1).report.vision_seconds > 0
+    assert calls == [True, False]
 
 
 def test_the_tower_can_leave_the_device_and_come_back(folder, engine):

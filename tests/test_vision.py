@@ -58,8 +58,7 @@ def oracle_patches(rules, pictures):
 def prepared(engine, prompt, images=(), videos=()):
     """(ids, embedded) of a prompt, and what transformers takes for it beside the images' pixels."""
     reply = engine.reply(prompt, images=images, videos=videos)
-    media = reply.media
-    embedded = media.embed(lambda done, total: False)
+    embedded = reply.embed()
     ids = torch.tensor([reply.prompt_ids])
     kinds = (ids == IDS["<|image_pad|>"]).int() + 2 * (ids == IDS["<|video_pad|>"]).int()
     return reply.prompt_ids, embedded, {"input_ids": ids, "mm_token_type_ids": kinds}
@@ -186,8 +185,8 @@ def test_rounds_on_the_device_decode_behind_images_as_the_host_does(oracle, tmp_
     engine = load(tiny_vision.save_folder(oracle, tmp_path), device="cuda", dtype="fp32", kv="int8")
     options = {"images": PICTURES, "settings": settings, "max_tokens": 40, "seed": 3}
     found = {mtp: engine.generate("What is it?", mtp=mtp, **options).token_ids for mtp in ("off", "3", "auto")}
-    assert engine._device_model is not None, "no kernels took the passes"
-    engine._on_device = False
+    assert engine.memory.is_shared, "no kernels took the passes"
+    engine.memory._on_device = False
     wanted = engine.generate("What is it?", mtp="off", **options).token_ids
     assert set(found.values()) == {wanted}
 

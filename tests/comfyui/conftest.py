@@ -75,8 +75,8 @@ def library(tmp_path_factory):
         model = nodes["1"]["inputs"]["model"]
         if model not in engines:
             engines[model] = load(paths[model], device="cpu")
-        request = vars(request_from_inputs(nodes["2"]["inputs"] | inputs)).copy()
-        return engines[model].reply(request.pop("prompt"), **request).result()
+        request = request_from_inputs(nodes["2"]["inputs"] | inputs)
+        return engines[model].reply(request.prompt, **request.arguments()).result()
 
     return library
 

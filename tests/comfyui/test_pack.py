@@ -1,0 +1,114 @@
+"""What a real server serves of the pack beside its nodes, and nodes together with ComfyUI's own."""
+
+import json
+import re
+
+import pytest
+
+from .material import NOTES, declared_inputs, to_api, workflow
+from .server import ROOT, Refused
+from .test_server import NODES, text_of
+
+EXAMPLES = sorted((ROOT / "example_workflows").glob("*.json"))
+
+
+def test_the_extension_help_pages_names_and_examples_are_served(server):
+    (script,) = [path for path in server.get("/extensions") if "FastQwen" in path]
+    assert "FastQwen.Text" in server.text(script)
+    for node in NODES:
+        assert server.text(f"/extensions/ComfyUI-FastQwen/docs/{node}.md").startswith("# ")
+    assert set(server.get("/workflow_templates")["ComfyUI-FastQwen"]) == {path.stem for path in EXAMPLES}
+
+
+def test_names_and_tooltips_are_complete_in_both_languages(server):
+    served, info = server.get("/i18n"), server.get("/object_info")
+    english, chinese = (served[language]["nodeDefs"] for language in ("en", "zh"))
+    for node in NODES:
+        declared = {
+            name: {"name": name, "tooltip": options["tooltip"]} for name, (_, options) in declared_inputs(info[node])
+        }
+        outputs = zip(info[node]["output_name"], info[node]["output_tooltips"], strict=True)
+        assert english[node] == {
+            "display_name": info[node]["display_name"],
+            "description": info[node]["description"],
+            "inputs": declared,
+            "outputs": {str(slot): {"name": name, "tooltip": tip} for slot, (name, tip) in enumerate(outputs)},
+        }
+        assert {part: chinese[node][part].keys() for part in ("inputs", "outputs")} == {
+            part: english[node][part].keys() for part in ("inputs", "outputs")
+        }
+        assert re.search("[\u4e00-\u9fff]", chinese[node]["description"])
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_fits_the_servers_nodes(server, path):
+    ui, info = json.loads(path.read_text(encoding="utf-8")), server.get("/object_info")
+    nodes = {node["id"]: node for node in ui["nodes"]}
+    api = to_api(ui, info)
+    for number, source, slot, target, place, kind in ui["links"]:
+        output, entry = nodes[source]["outputs"][slot], nodes[target]["inputs"][place]
+        assert info[nodes[source]["type"]]["output"][slot] == output["type"] == kind and number in output["links"]
+        assert entry["link"] == number and ("*" in (entry["type"], kind) or entry["type"] == kind)
+    for node in api.values():
+        declared = dict(declared_inputs(info[node["class_type"]]))
+        assert (
+            info[node["class_type"]]["input_order"]["required"]
+            == [name for name in declared if name in node["inputs"]][
+                : len(info[node["class_type"]]["input_order"]["required"])
+            ]
+        )
+        for name, value in node["inputs"].items():
+            kind, options = declared[name]
+            if isinstance(value, list):
+                continue
+            if kind == "COMBO":  # files of the user's cannot be on the list
+                assert value in options["options"] or name in ("ckpt_name", "folder"), (name, value)
+            elif kind in ("INT", "FLOAT"):
+                assert options.get("min", value) <= value <= options.get("max", value), (name, value)
+    assert all(node["widgets_values"][0] for node in nodes.values() if node["type"] in NOTES)
+
+
+def test_a_users_preset_is_listed_used_and_after_an_edit_used_anew(server):
+    folder = server.base / "user" / "fastqwen" / "presets"
+    folder.mkdir(parents=True)
+    wish = {"idea": "fox", "language": "as the idea", "length": "short", "variants": 1, "seed": 1, "max_length": 4}
+    nodes = workflow()
+    nodes["2"] = {"class_type": "FastQwenPromptEnhance", "inputs": {"clip": ["1", 0], "preset": "mine", **wish}}
+    nodes["3"] = {"class_type": "PreviewAny", "inputs": {"source": ["2", 1]}}
+    for negative in ("first", "second"):
+        (folder / "mine.json").write_text(json.dumps({"instruction": "Go.", "negative": negative}))
+        assert server.run(nodes)["outputs"]["3"]["text"] == [negative]
+    info = server.get("/object_info/FastQwenPromptEnhance")["FastQwenPromptEnhance"]
+    assert "mine" in info["input"]["required"]["preset"][1]["options"]
+    (folder / "mine.json").write_text("{}")
+    with pytest.raises(Refused) as refused:
+        server.queue(nodes)
+    assert "'mine.json' needs the key 'instruction'" in json.dumps(refused.value.body)
+
+
+def test_a_bypassed_enhancer_does_not_load_the_model(server):
+    idea = {"idea": "a fox", "preset": "Flux", "language": "as the idea", "length": "short", "variants": 3, "seed": 1}
+    nodes = {
+        "1": {"class_type": "FastQwenLoader", "inputs": {"model": "foreign.safetensors"}},
+        "2": {"class_type": "FastQwenPromptEnhance", "inputs": {"clip": ["1", 0], "bypass": True, **idea}},
+    }
+    assert text_of(server.run(nodes)) == "a fox"
+
+
+def test_cores_text_nodes_run_on_our_loader(server, library):
+    if "TextGenerate" not in server.get("/object_info"):
+        pytest.skip("this ComfyUI has no text generation node of its own (they came in February 2026)")
+    nodes = workflow(max_length=16)
+    values = nodes["2"]["inputs"]
+    for kind in ("TextGenerate", "TextGenerateLTX2Prompt"):
+        on = {f"sampling_mode.{name}": values[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+        on["sampling_mode.repetition_penalty"] = values["repetition_penalty"]
+        core = {"clip": ["1", 0], "prompt": values["prompt"], "max_length": 16, "sampling_mode": "on", **on}
+        nodes["2"] = {"class_type": kind, "inputs": core}
+        nodes["3"] = {"class_type": "PreviewAny", "inputs": {"source": ["2", 0]}}
+        entry = server.run(nodes)
+        assert entry["status"]["status_str"] == "success", entry["status"]
+        (text,) = entry["outputs"]["3"]["text"]
+        assert text
+        if kind == "TextGenerate":
+            assert text.strip() == library(workflow(max_length=16)).text
