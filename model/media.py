@@ -116,10 +116,11 @@ def require_places(ids: Sequence[int], items: Sequence[Item], tokenizer: Tokeniz
     for kind, name in NAMES.items():
         found = list(ids).count(tokenizer.token_id(name))
         given = sum(item.kind == kind for item in items)
-        if given and tokenizer.token_id(NAMES[kind]) is None:
+        missing = [part for part in (name, START, END) if tokenizer.token_id(part) is None]
+        if given and missing:
             raise FastQwenError(
-                f"The tokenizer of '{tokenizer.origin}' has no {NAMES[kind]}, so the prompt has no place for a {kind}: "
-                "use the tokenizer of a Qwen3.5, 3.6 or 3.8 checkpoint."
+                f"The tokenizer of '{tokenizer.origin}' has no {' or '.join(missing)}, which {kind}s need: use the "
+                "tokenizer of a Qwen3.5, 3.6 or 3.8 checkpoint."
             )
         if given != found:
             raise FastQwenError(

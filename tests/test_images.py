@@ -1,6 +1,7 @@
 """Pictures before the vision tower: files of every kind, sizes, 8-bit levels, and what is refused."""
 
 import struct
+import zlib
 
 import numpy
 import pytest
@@ -102,39 +103,30 @@ def test_exif_orientation_is_honoured(tmp_path):
 
 def damaged(tmp_path):
     """(file, what its error says)"""
-    whole = tmp_path / "whole.png"
-    Image.fromarray(picture(40, 40, 2).numpy()).save(whole)
-    # A PNG header that promises 60000 x 60000 pixels.
-    bomb = bytearray(whole.read_bytes())
-    bomb[16:24] = struct.pack(">II", 60000, 60000)
+    Image.fromarray(picture(40, 40, 2).numpy()).save(tmp_path / "whole.png")
+    whole = (tmp_path / "whole.png").read_bytes()
+    header = whole[12:16] + struct.pack(">II", 60000, 60000) + whole[24:29]  # promises 60000 x 60000 pixels
+    bomb = whole[:12] + header + struct.pack(">I", zlib.crc32(header)) + whole[33:]
     for name, content, words in (
         ("text.png", b"hello", "is no image file"),
         ("empty.jpg", b"", "is no image file"),
         ("film.mp4", b"\0\0\0 ftypisom", "looks like a video"),
-        ("cut.png", whole.read_bytes()[:600], "cannot be decoded"),
-        ("bomb.png", bytes(bomb), "more pixels than are safe"),
+        ("cut.png", whole[:600], "cannot be decoded"),
+        ("bomb.png", bomb, "more pixels than are safe"),
     ):
         (tmp_path / name).write_bytes(content)
         yield tmp_path / name, words
     yield tmp_path / "absent.png", "No image file"
 
 
-def test_a_damaged_file_is_one_sentence(tmp_path, monkeypatch):
-    import zlib
-
+def test_a_damaged_file_is_one_sentence(tmp_path):
     for file, words in damaged(tmp_path):
-        if file.name == "bomb.png":  # its checksum must be right to get as far as the size
-            content = bytearray(file.read_bytes())
-            content[29:33] = struct.pack(">I", zlib.crc32(bytes(content[12:29])))
-            file.write_bytes(content)
         with pytest.raises(FastQwenError, match=words) as error:
             read_image(file)
         assert "\n" not in str(error.value) and file.name in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "value", ["tensor", torch.zeros(3, 4, 2), torch.zeros(1), torch.zeros(2, 2, 3, dtype=torch.int)]
-)
-def test_what_is_no_image_is_refused(value):
-    with pytest.raises(FastQwenError):
-        as_pictures([7] if value == "tensor" else value)
+def test_what_is_no_image_is_refused():
+    for value in (7, torch.zeros(3, 4, 2), torch.zeros(1), torch.zeros(0, 2, 3), torch.zeros(2, 2, 3, dtype=torch.int)):
+        with pytest.raises(FastQwenError, match="^An image"):
+            as_pictures([value])
