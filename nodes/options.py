@@ -29,5 +29,5 @@ class LoadOptions:
         if self.context:
             given["context"] = self.context
         if self.vram_budget:
-            given["vram_budget"] = self.vram_budget
+            given["vram_budget"] = int(self.vram_budget * 2**30)
         return given

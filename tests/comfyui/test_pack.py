@@ -90,14 +90,14 @@ def test_a_folder_of_pictures_becomes_a_data_set(server):
     nodes = to_api(json.loads(path.read_text(encoding="utf-8")), server.get("/object_info"))
     by_kind = {node["class_type"]: node["inputs"] for node in nodes.values()}
     by_kind["FastQwenLoader"]["model"] = "seeing"
-    by_kind["FastQwenImageCaption"].update(max_length=4, trigger="ohwx", suffix=".")
+    by_kind["FastQwenImageCaption"].update(max_length=24, trigger="ohwx", suffix=".")
     entry = server.run(nodes)
     assert entry["status"]["status_str"] == "success", entry["status"]
     saved = server.base / "output" / by_kind["SaveImageTextDataSetToFolder"]["folder_name"]
     texts, pictures = ({file.stem: file for file in saved.glob(f"*.{kind}")} for kind in ("txt", "png"))
     assert len(texts) == 3 and texts.keys() == pictures.keys()
     for file in texts.values():
-        assert re.match(r"ohwx.*\.$", file.read_text(encoding="utf-8"), re.DOTALL)
+        assert re.match(r"ohwx, .+\.$", file.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_a_users_preset_is_listed_used_and_after_an_edit_used_anew(server):
