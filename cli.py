@@ -7,12 +7,11 @@ import json
 import platform
 import sys
 
+from .arguments import QUANTISED, add_reply_options, load_engine, reply_options
 from .benchmarks.arguments import add_bench
+from .caption_command import add_caption
 from .terminal import Bar, ReplyBars
 
-MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
-KV_KINDS = ("auto", "int8", "bf16", "fp32")
-QUANTISED = ("w4a8", "w6a8", "int8")
 NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
 
 
@@ -64,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_generate(commands.add_parser("generate", help="write a reply to a prompt"))
+    add_caption(commands.add_parser("caption", help="write a caption for every image of a folder"))
 
     inspect = commands.add_parser("inspect", help="say what a checkpoint holds, without loading it")
     inspect.add_argument("path", metavar="PATH", help="checkpoint folder, .safetensors file, or demo")
@@ -89,37 +89,7 @@ def _add_generate(parser):
     add("--fps", type=float, default=2.0, metavar="N", help="look at N frames a second of a video (default 2)")
     add("--image-pixels", type=int, metavar="N", help="reduce each picture to at most N pixels")
     add("--pixel-budget", type=int, metavar="N", help="reduce all of them to N pixels together (default: what fits)")
-    add("--system", metavar="TEXT", help="system prompt")
-    add("--max-tokens", type=int, default=512, metavar="N", help="at most N new tokens (default 512)")
-    add("--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default 0.7)")
-    add("--top-k", type=int, default=20, metavar="K", help="keep the K most likely tokens, 0 keeps all (default 20)")
-    add("--top-p", type=float, default=0.8, metavar="P", help="keep the most likely P of the mass (default 0.8)")
-    add("--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the most likely (default 0)")
-    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="1 is none (default 1)")
-    add("--presence-penalty", type=float, default=0.0, metavar="R", help="0 is none (default 0)")
-    add("--greedy", action="store_true", help="always take the most likely token")
-    add("--seed", type=int, default=0, metavar="N", help="same seed, same text (default 0)")
-    add("--thinking", action="store_true", help="let the model reason before it answers")
-    add("--mtp", default="auto", choices=MTP_CHOICES, help="drafting; never changes the text (default auto)")
-    add("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:1, ... (default auto)")
-    add("--kv", default="auto", choices=KV_KINDS, help="how keys and values are kept; may change the text")
-    add(
-        "--context",
-        type=int,
-        metavar="N",
-        help="prompt and reply are at most N tokens (default: the model's own limit)",
-    )
-    add(
-        "--prefix-cache", type=int, default=0, metavar="MB",
-        help="RAM to keep beginnings of prompts in; a process that writes one reply has no use for it (default 0)",
-    )  # fmt: skip
-    add("--vram-budget", type=float, metavar="GB", help="weights take at most so much GPU memory; layers beyond it are "
-        "read from RAM in every pass, slower")  # fmt: skip
-    add("--no-graphs", action="store_true", help="on a GPU, launch every kernel anew; slower, the same text")
-    add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
-    add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT (may be repeated)")
-    add("--tokenizer", metavar="PATH", help="tokenizer.json or its folder, if not beside the checkpoint")
+    add_reply_options(parser)
     add("--json", action="store_true", help="print one JSON object with text, thinking and report; do not stream")
     parser.set_defaults(run=_generate)
 
@@ -138,35 +108,12 @@ def _add_quantize(parser):
 
 
 def _generate(arguments) -> int:
-    from .engine import SamplingSettings, check_request, load
     from .model.images import read_image
 
-    settings = SamplingSettings(
-        greedy=arguments.greedy,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
-        repetition_penalty=arguments.repetition_penalty,
-        presence_penalty=arguments.presence_penalty,
-    )
-    check_request(max_tokens=arguments.max_tokens, stop=arguments.stop, mtp=arguments.mtp)
+    options = reply_options(arguments)
     images = [read_image(path) for path in arguments.image]  # a mistake is told before gigabytes are read
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    with Bar("loading", "B") as bar:
-        engine = load(
-            arguments.model,
-            device=arguments.device,
-            tokenizer=arguments.tokenizer,
-            quantize=arguments.quantize,
-            repack=arguments.repack,
-            kv=arguments.kv,
-            graphs=not arguments.no_graphs,
-            context=arguments.context,
-            vram_budget=None if arguments.vram_budget is None else int(arguments.vram_budget * 2**30),
-            prefix_cache_bytes=arguments.prefix_cache * 2**20,
-            on_load=bar,
-        )
+    engine = load_engine(arguments)
     reply = engine.reply(
         prompt,
         images=images,
@@ -174,14 +121,8 @@ def _generate(arguments) -> int:
         video_fps=arguments.fps,
         image_pixels=arguments.image_pixels,
         pixel_budget=arguments.pixel_budget,
-        system=arguments.system,
-        thinking=arguments.thinking,
-        settings=settings,
-        seed=arguments.seed,
-        max_tokens=arguments.max_tokens,
-        stop=arguments.stop,
-        mtp=arguments.mtp,
         on_step=ReplyBars(),
+        **options,
     )
     if not arguments.json:
         _stream(reply)

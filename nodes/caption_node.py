@@ -56,16 +56,16 @@ def _main_inputs():
         io.Combo.Input(
             "style",
             options=list(STYLES),
-            default="paragraph",
-            tooltip="What kind of caption. 'training' states what a model should not take for a part of every picture; "
-            "'only the prompt' asks nothing but the prompt below.",
+            default="detailed",
+            tooltip="The question, and how the reply is read: a sentence, a paragraph, tags, booru tags, JSON with "
+            "both, or plain text on the prompt below alone.",
         ),
         io.String.Input(
             "prompt",
             multiline=True,
             dynamic_prompts=False,
             default="",
-            tooltip="Added to what the style asks, or the whole of it with 'only the prompt'.",
+            tooltip="Asked in place of the style's question. Empty: the style's own.",
         ),
         io.Int.Input(
             "seed",
@@ -84,15 +84,15 @@ def _optional_inputs():
             "trigger",
             optional=True,
             default="",
-            tooltip="A word that stands for the subject. It is put in front of captions that do not have it.",
+            tooltip="A word that a training will tie to the subject; put first in every caption.",
         ),
-        io.String.Input("prefix", optional=True, default="", tooltip="Put in front of every caption as it is."),
-        io.String.Input("suffix", optional=True, default="", tooltip="Put behind every caption as it is."),
+        io.String.Input("prefix", optional=True, default="", tooltip="Put before every caption, behind the trigger."),
+        io.String.Input("suffix", optional=True, default="", tooltip="Put behind every caption."),
         io.String.Input(
             "exclude",
             optional=True,
             default="",
-            tooltip="Words separated by commas. A sentence or tag with one of them is left out of the caption.",
+            tooltip="Tags separated by commas that are left out; for tags, booru tags and JSON.",
         ),
         io.Int.Input(
             "max_words",

@@ -94,13 +94,8 @@ def put_back(text, parts, tags=False):
     return text, lost
 
 
-def contains(text, word):
-    """Whether the word stands in the text by itself, in the same case."""
-    return bool(re.search(_whole(word), text))
-
-
 def _present(text, part):
-    return part.text in text if part.kind != WORD else contains(text, part.text)
+    return part.text in text if part.kind != WORD else bool(re.search(_whole(part.text), text))
 
 
 def _place(text, part):

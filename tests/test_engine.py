@@ -6,7 +6,7 @@ import json
 import pytest
 import tiny
 import torch
-from fastqwen import cli
+from fastqwen import arguments
 from fastqwen.attention import KINDS
 from fastqwen.engine import GREEDY, MTP_CHOICES, FastQwenError, SamplingSettings, load
 from fastqwen.weights.quantize import FORMATS
@@ -189,9 +189,9 @@ def test_empty_prompt_gives_a_reply(engine):
 
 def test_command_line_offers_the_engines_own_choices():
     """The command line spells them out, because it must start without torch."""
-    assert cli.MTP_CHOICES == MTP_CHOICES
-    assert ("auto", *KINDS) == cli.KV_KINDS
-    assert cli.QUANTISED == FORMATS
+    assert arguments.MTP_CHOICES == MTP_CHOICES
+    assert ("auto", *KINDS) == arguments.KV_KINDS
+    assert arguments.QUANTISED == FORMATS
 
 
 def test_replying_imports_neither_transformers_nor_the_network_libraries(folder, tmp_path):

@@ -1,10 +1,11 @@
-"""From a reply about a picture to its caption: trigger, prefix, suffix, excluded words, length; a request a picture."""
+"""From the caption node's inputs to one request a picture and its caption; engine/caption.py has tests of its own."""
 
 from types import SimpleNamespace
 
 import pytest
-from fastqwen.engine import FastQwenError
-from fastqwen.nodes.caption import OWN, STYLES, CaptionWish, captions, instruction_text, within, without_opening
+from fastqwen.engine import FastQwenError, SamplingSettings
+from fastqwen.engine.caption import STYLES as ENGINE_STYLES
+from fastqwen.nodes.caption import OWN, STYLES, CaptionWish, captions
 
 
 class Writer:
@@ -19,71 +20,48 @@ class Writer:
         return SimpleNamespace(text=request.images[0], report=report)
 
 
-def one(reply, stop_reason="stop token", **wish):
-    texts, report = captions(CaptionWish(**wish), [reply], Writer(stop_reason))
-    return texts[0], report
-
-
 def test_every_picture_has_its_own_request_and_the_same_seed():
     writer = Writer()
-    texts, report = captions(CaptionWish(seed=5, thinking=True), ["a fox.", "a hen.", "an owl.", "a cat."], writer)
-    assert texts == ["a fox.", "a hen.", "an owl.", "a cat."]
-    assert [(len(request.images), request.seed, request.thinking) for request in writer.requests] == [(1, 5, True)] * 4
+    wish = CaptionWish(seed=5, thinking=True, max_tokens=9, temperature=0.2)
+    texts, report = captions(wish, ["A fox.", "A hen.", "An owl.", "A cat."], writer)
+    assert texts == ["A fox.", "A hen.", "An owl.", "A cat."]
+    assert [len(request.images) for request in writer.requests] == [1] * 4
+    assert {(request.seed, request.thinking, request.max_tokens) for request in writer.requests} == {(5, True, 9)}
+    assert writer.requests[0].settings == SamplingSettings(temperature=0.2)
     assert report.splitlines()[3] == "picture 4: 5 tokens, 2.0 tokens/s, stop token"
     assert captions(CaptionWish(), [], writer) == ([], "")
 
 
-def test_a_caption_gets_trigger_prefix_and_suffix():
-    wish = dict(trigger="ohwx", prefix="photo of ", suffix=" [end]")
-    assert one("A fox runs.", **wish)[0] == "photo of ohwx, A fox runs. [end]"
-    assert one("Caption: ohwx runs.", **wish)[0] == "photo of ohwx runs. [end]"
-    assert one("An ohwxa runs.", trigger="ohwx")[0] == "ohwx, An ohwxa runs."
-    text, report = one("", trigger="ohwx")
-    assert text == "ohwx" and "the model wrote nothing" in report
+def test_the_inputs_are_the_engines_options():
+    wish = CaptionWish("tags", "", "ohwx", "photo", "end", "Watermark, logo", 4)
+    texts, _ = captions(wish, ["fox, watermark, snow, night, red bird"], Writer())
+    assert texts == ["ohwx, photo, fox, snow, night, end"]
+    assert CaptionWish(max_words=0).options().max_words is None
+
+
+def test_a_prompt_replaces_the_styles_question():
+    for wish, question in (
+        (CaptionWish("short"), ENGINE_STYLES["short"]),
+        (CaptionWish("tags", " Which breed? "), "Which breed?"),
+        (CaptionWish(OWN, "Which breed?"), "Which breed?"),
+    ):
+        writer = Writer()
+        captions(wish, ["a Fox"], writer)
+        assert writer.requests[0].prompt == question
+    assert set(STYLES) == {*ENGINE_STYLES, OWN}
 
 
 @pytest.mark.parametrize(
-    "reply,caption",
-    [
-        ("The image shows a fox.", "A fox."),
-        ("In this picture there is a fox.", "A fox."),
-        ("The image of a saint hangs there.", "The image of a saint hangs there."),
-        ("Shown is a fox.", "Shown is a fox."),
-    ],
+    "wish", [CaptionWish(OWN, " "), CaptionWish("haiku"), CaptionWish("short", exclude="a"), CaptionWish(max_words=-1)]
 )
-def test_an_opening_that_says_nothing_is_left_out(reply, caption):
-    assert without_opening(reply) == caption
+def test_a_wish_that_cannot_be_met_is_refused_before_a_picture_is_looked_at(wish):
+    writer = Writer()
+    with pytest.raises(FastQwenError):
+        captions(wish, ["x"], writer)
+    assert writer.requests == []
 
 
-def test_excluded_words_take_their_sentence_or_tag_along():
-    text, report = one("A fox runs. A Watermark is in the corner. It snows.", exclude="watermark, signature")
-    assert text == "A fox runs. It snows." and "left out with its words: A Watermark is in the corner." in report
-    assert (
-        one("fox, red watermark, snow, watermarked", style="tags", exclude="Watermark")[0] == "fox, snow, watermarked"
-    )
-    text, report = one("A watermark.", exclude="watermark")
-    assert text == "" and "nothing is left" in report
-
-
-def test_long_captions_end_with_a_whole_part():
-    text = "A fox runs fast. It jumps over a log. Snow falls."
-    assert one(text, max_words=9)[0] == "A fox runs fast. It jumps over a log."
-    assert one(text, max_words=8)[0] == "A fox runs fast."
-    assert within("One, two three four five", 3, tags=False) == "One, two three"
-    assert one("red fox, snow, night sky", style="tags", max_words=3)[0] == "red fox, snow"
-    text, report = one("A fox runs. It ju", stop_reason="length")
-    assert text == "A fox runs." and "max_length was reached" in report
-
-
-def test_what_the_model_is_asked():
-    wish = CaptionWish("tags", "Name the breed.", "ohwx", exclude="text, logo", max_words=30)
-    asked = instruction_text(wish)
-    for part in (STYLES["tags"], "Name the breed.", "at most 30 words", "ohwx", "Do not mention: text, logo."):
-        assert part in asked
-    assert instruction_text(CaptionWish(OWN, "What breed?")) == "What breed?\n\nAnswer with the caption alone."
-
-
-@pytest.mark.parametrize("wish", [CaptionWish(OWN, " "), CaptionWish("haiku")])
-def test_a_wish_without_a_question_is_refused(wish):
-    with pytest.raises(FastQwenError, match="style is"):
-        captions(wish, ["x"], Writer())
+def test_a_reply_that_is_no_caption_gives_an_empty_one_and_a_warning():
+    texts, report = captions(CaptionWish(), ["A fox.", " ", "A hen."], Writer("length"))
+    assert texts == ["A fox.", "", "A hen."]
+    assert "  warning: no caption: The model wrote nothing (the token limit was reached" in report

@@ -43,7 +43,8 @@ def imported_layers(path, layer):
 def layer_files():
     for layer in MAY_IMPORT:
         if layer == "cli":
-            yield from [(layer, ROOT / "cli.py")] if (ROOT / "cli.py").exists() else []
+            names = ("cli.py", "arguments.py", "caption_command.py", "terminal.py")
+            yield from ((layer, ROOT / name) for name in names)
         else:
             for path in sorted((ROOT / layer).rglob("*.py")):
                 yield layer, path

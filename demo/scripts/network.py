@@ -64,16 +64,21 @@ class Network(nn.Module):
 
     def hidden(self, ids: torch.Tensor, rope) -> torch.Tensor:
         """Trunk states after the final norm."""
-        x = self.embed(ids)
+        return self.states(self.embed(ids), rope)
+
+    def states(self, x: torch.Tensor, rope) -> torch.Tensor:
+        """Trunk states after the final norm for embedded rows."""
         for layer in self.trunk.layers:
             x = block(layer, x, rope)
         return self.trunk.norm(x)
 
     def draft(self, hidden: torch.Tensor, next_ids: torch.Tensor, rope) -> torch.Tensor:
-        """Head states after mtp.norm for rows (h_p, x_{p+1}); embedding first."""
-        both = torch.cat(
-            [self.mtp.pre_fc_norm_embedding(self.embed(next_ids)), self.mtp.pre_fc_norm_hidden(hidden)], -1
-        )
+        """Head states after mtp.norm for rows (h_p, x_{p+1})."""
+        return self.draft_states(hidden, self.embed(next_ids), rope)
+
+    def draft_states(self, hidden: torch.Tensor, embedded: torch.Tensor, rope) -> torch.Tensor:
+        """Head states after mtp.norm for states and the next rows' embeddings; embedding first."""
+        both = torch.cat([self.mtp.pre_fc_norm_embedding(embedded), self.mtp.pre_fc_norm_hidden(hidden)], -1)
         return self.mtp.norm(block(self.mtp.layers[0], self.mtp.fc(both), rope))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -213,11 +218,11 @@ def tensors(network: Network) -> dict[str, torch.Tensor]:
     return out
 
 
-def save(network: Network, folder: pathlib.Path) -> int:
+def save(named: dict[str, torch.Tensor], folder: pathlib.Path) -> int:
     """Writes model.safetensors in one step (never half a file); returns its size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / "model.safetensors.part"
-    save_file(tensors(network), str(part), metadata={"format": "pt"})
+    save_file(named, str(part), metadata={"format": "pt"})
     part.chmod(0o644)
     os.replace(part, folder / "model.safetensors")
     return (folder / "model.safetensors").stat().st_size

@@ -62,12 +62,16 @@ def shifted(ids: torch.Tensor, weights: torch.Tensor, by: int) -> tuple[torch.Te
     return ids.roll(-by, 1), weights.roll(-by, 1) * (torch.arange(ids.shape[1], device=ids.device) < ids.shape[1] - by)
 
 
-def loss_of(model, ids, weights, rope) -> torch.Tensor:
-    """(4,): total, next-token loss, and the losses of MTP levels 1 and 2, each a weighted mean in nats."""
-    hidden, losses = model.hidden(ids, rope), []
+def loss_of(model, ids, weights, rope, embedded=None) -> torch.Tensor:
+    """(4,): total, next-token loss, and the losses of MTP levels 1 and 2, each a weighted mean in nats.
+
+    embedded (B, T, 256): the rows' embeddings where they are not the ids' own (pictures).
+    """
+    embedded = model.embed(ids) if embedded is None else embedded
+    hidden, losses = model.states(embedded, rope), []
     for level in range(3):
         if level:
-            hidden = model.draft(hidden, ids.roll(-level, 1), rope)
+            hidden = model.draft_states(hidden, embedded.roll(-level, 1), rope)
         target, weight = shifted(ids, weights, level + 1)
         each = F.cross_entropy(model.logits(hidden).float().flatten(0, 1), target.flatten(), reduction="none")
         losses.append((each * weight.flatten()).sum() / weight.sum().clamp_min(1))
@@ -231,7 +235,7 @@ def main() -> None:
     print(f"{size:.2f} M parameters, forward differs from transformers' by {net.check(model, device):.1e}", flush=True)
     facts = train(model, Rows(args.data / "rows.npy", args.batch, device), args, device)
     net.round_weights(model)
-    facts["file_bytes"] = net.save(model, args.out)
+    facts["file_bytes"] = net.save(net.tensors(model), args.out)
     for name in FILES:
         if (args.checkpoint / name).resolve() != (args.out / name).resolve():
             shutil.copy(args.checkpoint / name, args.out / name)

@@ -27,6 +27,30 @@ def training_lines(facts: dict) -> list[str]:
     ]
 
 
+def seeing_lines(facts: dict, seen: dict, now: dict) -> list[str]:
+    """The second run, what it can name in pictures, and that the text did not suffer."""
+    run, before = facts["training"], facts["text_before"]
+    steps, seconds, *_ = facts["tower"][-1]
+    answers = f"{before['heldout_answer_loss']} before, {now['heldout_answer_loss']} after"
+    lines = [
+        "## The run that taught it to see",
+        "",
+        f"The tower alone for {seconds:.0f} s ({steps:,} steps), then {run['steps']:,} steps "
+        f"in {run['seconds']:.0f} s on one {facts['device']} (torch {facts['torch']}, transformers "
+        f"{facts['transformers']}): {run['text_tokens'] / 1e6:.0f} M ids of text and "
+        f"{run['picture_rows'] / 1e3:,.0f} k rows about pictures, all weights trained.",
+        "",
+        f"Held-out prose: {before['heldout_prose_loss']} nats per token before, {now['heldout_prose_loss']} after. "
+        f"Answers of unseen grammar samples: {answers}.",
+        "",
+        "| asked about drawn pictures that training never saw | exactly right | questions |",
+        "| --- | --- | --- |",
+    ]
+    for kind, (share, count) in sorted(seen["right_by_kind"].items(), key=lambda item: -item[1][1]):
+        lines.append(f"| {kind} | {share:.1%} | {count} |")
+    return [*lines, ""]
+
+
 def measured_lines(data: dict) -> list[str]:
     """Losses, acceptance and endings."""
     levels = ", ".join(f"{rate:.0%}" for rate in data["mtp_acceptance_by_level"])
@@ -76,7 +100,10 @@ def main() -> None:
     metrics, sources = (json.loads(pathlib.Path(p).read_text("utf-8")) for p in sys.argv[1:3])
     path = pathlib.Path(__file__).parents[1] / "README.md"
     head = path.read_text("utf-8").split(MARK)[0]
-    lines = [MARK, "", *training_lines(metrics["training"]), *measured_lines(metrics)]
+    lines = [MARK, "", *training_lines(metrics["training"])]
+    if "vision" in metrics:
+        lines += seeing_lines(metrics["vision"], metrics["pictures"], metrics)
+    lines += measured_lines(metrics)
     lines += [*sample_lines(metrics["samples"]), *source_lines(sources)]
     path.write_text(head + "\n".join(lines) + "\n", "utf-8")
 

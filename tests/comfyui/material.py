@@ -2,6 +2,8 @@
 
 import json
 
+import tiny_vision
+
 from ..tiny import oracle, save_folder, save_tokenizer
 from .server import HERE
 
@@ -12,12 +14,14 @@ LIMITS = ("default", "min", "max", "forceInput", "dynamicPrompts", "options")
 def write_models(models):
     """Fills a models folder.
 
-    `tiny` is a folder with random weights of the right family and `foreign.safetensors` a text encoder of another.
+    `tiny` is a folder with random weights of the right family, `seeing` one with a vision tower, and
+    `foreign.safetensors` a text encoder of another family.
     """
     import torch
     from safetensors.torch import save_file
 
     write_tiny(models / "LLM" / "tiny")
+    write_seeing(models / "LLM" / "seeing")
     prefix = "text_model.encoder.layers.0"
     tensors = {
         "text_model.embeddings.token_embedding.weight": torch.zeros(64, 8),
@@ -38,6 +42,11 @@ def write_tiny(folder):
     with torch.no_grad():
         model.lm_head.weight[256:] = 0
     save_tokenizer(save_folder(model, folder))
+
+
+def write_seeing(folder):
+    """A checkpoint of random weights that takes pictures."""
+    tiny_vision.save_folder(tiny_vision.oracle(), folder)
 
 
 def saved(name):

@@ -4,6 +4,8 @@ import json
 import re
 
 import pytest
+import torch
+from PIL import Image
 
 from .material import NOTES, declared_inputs, to_api, workflow
 from .server import ROOT, Refused
@@ -66,6 +68,36 @@ def test_an_example_fits_the_servers_nodes(server, path):
             elif kind in ("INT", "FLOAT"):
                 assert options.get("min", value) <= value <= options.get("max", value), (name, value)
     assert all(node["widgets_values"][0] for node in nodes.values() if node["type"] in NOTES)
+
+
+def test_every_picture_of_a_batch_is_seen(server, library):
+    nodes = workflow(model="seeing", max_length=8)
+    nodes["2"]["inputs"]["images"] = ["3", 0]
+    nodes["3"] = {"class_type": "EmptyImage", "inputs": {"width": 24, "height": 16, "batch_size": 4, "color": 0}}
+    expected = library(nodes, images=torch.zeros(4, 16, 24, 3))
+    entry = server.run(nodes)
+    assert text_of(entry) == expected.text
+    assert expected.report.image_tokens == 4 * 6, "pictures of 16 x 24, tokens of 8 x 8"
+    assert f"prompt {expected.report.prompt_tokens} tokens" in entry["outputs"]["2"]["report"][0]
+
+
+def test_a_folder_of_pictures_becomes_a_data_set(server):
+    folder = server.base / "input" / "dataset"
+    folder.mkdir()
+    for number in range(3):
+        Image.new("RGB", (24, 16), (number * 90, 0, 0)).save(folder / f"{number}.png")
+    (path,) = (path for path in EXAMPLES if "captions" in path.stem)
+    nodes = to_api(json.loads(path.read_text(encoding="utf-8")), server.get("/object_info"))
+    by_kind = {node["class_type"]: node["inputs"] for node in nodes.values()}
+    by_kind["FastQwenLoader"]["model"] = "seeing"
+    by_kind["FastQwenImageCaption"].update(max_length=24, trigger="ohwx", suffix=".")
+    entry = server.run(nodes)
+    assert entry["status"]["status_str"] == "success", entry["status"]
+    saved = server.base / "output" / by_kind["SaveImageTextDataSetToFolder"]["folder_name"]
+    texts, pictures = ({file.stem: file for file in saved.glob(f"*.{kind}")} for kind in ("txt", "png"))
+    assert len(texts) == 3 and texts.keys() == pictures.keys()
+    for file in texts.values():
+        assert re.match(r"ohwx, .+\.$", file.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_a_users_preset_is_listed_used_and_after_an_edit_used_anew(server):

@@ -62,7 +62,7 @@ def test_ids_order_and_limits_are_those_of_earlier_releases(server, record):
 
 def test_the_loader_lists_models_and_the_demo(server):
     declared = server.get("/object_info/FastQwenLoader")["FastQwenLoader"]["input"]["required"]["model"]
-    assert declared[1]["options"] == ["foreign.safetensors", "tiny", "demo"]
+    assert declared[1]["options"] == ["foreign.safetensors", "seeing", "tiny", "demo"]
 
 
 @pytest.mark.parametrize("model", ["tiny", "demo"])

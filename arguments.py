@@ -1,0 +1,91 @@
+"""Options that several commands share, and what they mean to the engine."""
+
+from .terminal import Bar
+
+MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
+KV_KINDS = ("auto", "int8", "bf16", "fp32")
+QUANTISED = ("w4a8", "w6a8", "int8")
+
+
+def add_reply_options(parser):
+    """How a model is loaded and how it replies."""
+    add = parser.add_argument
+    add("--system", metavar="TEXT", help="system prompt")
+    add("--max-tokens", type=int, default=512, metavar="N", help="at most N new tokens (default 512)")
+    add("--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default 0.7)")
+    add("--top-k", type=int, default=20, metavar="K", help="keep the K most likely tokens, 0 keeps all (default 20)")
+    add("--top-p", type=float, default=0.8, metavar="P", help="keep the most likely P of the mass (default 0.8)")
+    add("--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the most likely (default 0)")
+    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="1 is none (default 1)")
+    add("--presence-penalty", type=float, default=0.0, metavar="R", help="0 is none (default 0)")
+    add("--greedy", action="store_true", help="always take the most likely token")
+    add("--seed", type=int, default=0, metavar="N", help="same seed, same text (default 0)")
+    add("--thinking", action="store_true", help="let the model reason before it answers")
+    add("--mtp", default="auto", choices=MTP_CHOICES, help="drafting; never changes the text (default auto)")
+    add("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:1, ... (default auto)")
+    add("--kv", default="auto", choices=KV_KINDS, help="how keys and values are kept; may change the text")
+    add(
+        "--context",
+        type=int,
+        metavar="N",
+        help="prompt and reply are at most N tokens (default: the model's own limit)",
+    )
+    add(
+        "--prefix-cache",
+        type=int,
+        default=256,
+        metavar="MB",
+        help="RAM for beginnings of prompts, which are then not read again; 0 is off (default 256)",
+    )
+    add("--vram-budget", type=float, metavar="GB", help="weights take at most so much GPU memory; layers beyond it are "
+        "read from RAM in every pass, slower")  # fmt: skip
+    add("--no-graphs", action="store_true", help="on a GPU, launch every kernel anew; slower, the same text")
+    add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
+    add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT (may be repeated)")
+    add("--tokenizer", metavar="PATH", help="tokenizer.json or its folder, if not beside the checkpoint")
+
+
+def reply_options(arguments) -> dict:
+    """The arguments of Engine.reply but the prompt. Raises FastQwenError for a value out of range."""
+    from .engine import SamplingSettings, check_request
+
+    check_request(max_tokens=arguments.max_tokens, stop=arguments.stop, mtp=arguments.mtp)
+    settings = SamplingSettings(
+        greedy=arguments.greedy,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
+        presence_penalty=arguments.presence_penalty,
+    )
+    return {
+        "system": arguments.system,
+        "thinking": arguments.thinking,
+        "settings": settings,
+        "seed": arguments.seed,
+        "max_tokens": arguments.max_tokens,
+        "stop": arguments.stop,
+        "mtp": arguments.mtp,
+    }
+
+
+def load_engine(arguments):
+    """The engine of --model, with a bar on stderr."""
+    from .engine import load
+
+    with Bar("loading", "B") as bar:
+        return load(
+            arguments.model,
+            device=arguments.device,
+            tokenizer=arguments.tokenizer,
+            quantize=arguments.quantize,
+            repack=arguments.repack,
+            kv=arguments.kv,
+            graphs=not arguments.no_graphs,
+            context=arguments.context,
+            prefix_cache_bytes=arguments.prefix_cache * 2**20,
+            vram_budget=None if arguments.vram_budget is None else int(arguments.vram_budget * 2**30),
+            on_load=bar,
+        )

@@ -1,0 +1,292 @@
+"""Teaches the trained demo checkpoint to see: drawn pictures and text together, by the clock, on one GPU.
+
+    python demo/scripts/train_vision.py DATA_FOLDER CHECKPOINT_FOLDER --out OUT [--minutes 7] [--smoke]
+
+DATA_FOLDER: what build_data.py wrote (the text that the checkpoint was trained on). CHECKPOINT_FOLDER: the demo's
+checkpoint. OUT gets a complete checkpoint, metrics.json and contact_sheet.png. First the tower alone (tower.py), then
+all weights: every step takes one batch of text rows and one of picture rows, so that the text is not forgotten.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import sys
+import time
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import evaluate  # noqa: E402
+import evaluate_vision  # noqa: E402
+import network as net  # noqa: E402
+import numpy as np  # noqa: E402
+import picture_data  # noqa: E402
+import pictures  # noqa: E402
+import tower  # noqa: E402
+import train as text  # noqa: E402
+import vision  # noqa: E402
+from build_data import ANSWER, ID, PAD  # noqa: E402
+from picture_data import FORMS  # noqa: E402
+
+QUESTION_WEIGHT = 0.05  # an answer's ids weigh 1, a picture's cells nothing
+FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+class PictureRows:
+    """One form's rows on the device, in a new random order every epoch."""
+
+    def __init__(self, arrays: dict, form, batch: int, pads, device):
+        self.ids = torch.from_numpy(arrays["ids"].view(np.int16)).to(device)
+        self.positions = torch.from_numpy(arrays["positions"]).to(device)
+        self.drawn = torch.from_numpy(arrays["drawn"]).to(device)
+        self.form, self.batch, self.device = form, min(batch, len(self.ids)), device
+        self.pads, self.at = torch.tensor(pads, device=device), len(self.ids)
+
+    def next(self) -> dict[str, torch.Tensor]:
+        """ids, weights (B, T), positions (B, 3, T), where (cells), drawn (B * pairs, frames, FIELDS)."""
+        if self.at + self.batch > len(self.ids):
+            self.order, self.at = torch.randperm(len(self.ids), device=self.device), 0
+        which = self.order[self.at : self.at + self.batch]
+        self.at += self.batch
+        rows = self.ids[which].int()
+        ids = (rows & ID).long()
+        cells = torch.isin(ids, self.pads)
+        weights = torch.where(rows & ANSWER != 0, 1.0, QUESTION_WEIGHT) * ~(cells | (rows & PAD != 0))
+        return {
+            "ids": ids, "weights": weights, "positions": self.positions[which].long(),
+            "where": cells.flatten().nonzero()[:, 0], "drawn": self.drawn[which].float().flatten(0, 1),
+        }  # fmt: skip
+
+    def pairs(self, count: int) -> torch.Tensor:
+        """Drawn pairs (count, 2 or 1, FIELDS) at random, for the tower alone."""
+        drawn = self.drawn[torch.randint(len(self.drawn), (count,), device=self.device)]
+        pick = torch.randint(drawn.shape[1], (count,), device=self.device)
+        return drawn[torch.arange(count, device=self.device), pick].float()
+
+
+def pixels_of(drawn: torch.Tensor, form) -> torch.Tensor:
+    """Worn pixels (N, frames, 3, H, W) of drawn (N, frames, FIELDS)."""
+    count, frames = drawn.shape[:2]
+    height, width = form.rows * 16, form.columns * 16
+    soft = torch.rand(count * frames, 1, 1, device=drawn.device) * 2 + 0.6
+    pixels, _ = pictures.render(drawn.flatten(0, 1), height, width, soft)
+    return pictures.worn(pixels).view(count, frames, 3, height, width)
+
+
+class Captured:
+    """`run()` as a CUDA graph where that works; it adds to the gradients, which have fixed places."""
+
+    def __init__(self, run, device, pool):
+        self.run, self.graph, self.losses = run, None, torch.zeros(4, device=device)
+        if pool is None:
+            return
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._add()
+        torch.cuda.current_stream().wait_stream(side)
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._add()
+            self.graph = graph
+        except RuntimeError as error:
+            print(f"no CUDA graph, plain calls instead: {str(error).splitlines()[0]}", flush=True)
+            torch.cuda.synchronize()
+
+    def _add(self):
+        with evaluate.autocast(self.losses.device):
+            losses = self.run()
+        losses[0].backward()
+        self.losses.copy_(losses.detach())
+
+    def __call__(self) -> torch.Tensor:
+        self._add() if self.graph is None else self.graph.replay()
+        return self.losses
+
+
+class TextStep:
+    def __init__(self, model, rows: text.Rows, device, pool):
+        self.rows, length = rows, rows.data.shape[1]
+        self.ids = torch.zeros(rows.batch, length, dtype=torch.long, device=device)
+        self.weights = torch.ones(rows.batch, length, device=device)
+        rope = model.rotary(length, device)
+        self.call = Captured(lambda: text.loss_of(model, self.ids, self.weights, rope), device, pool)
+
+    def __call__(self) -> torch.Tensor:
+        for buffer, value in zip((self.ids, self.weights), self.rows.next(), strict=True):
+            buffer.copy_(value)
+        return self.call()
+
+
+class PictureStep:
+    def __init__(self, model, rows: PictureRows, device, pool):
+        self.model, self.rows, self.grid = model, rows, vision.Grid(rows.form.rows, rows.form.columns, device)
+        first = rows.next()
+        self.buffers = {k: first[k].clone() for k in ("ids", "weights", "where")}
+        self.rope = [t.clone() for t in model.turned(first["positions"])]
+        self.patches = vision.patches_of(pixels_of(first["drawn"], rows.form)).clone()
+        self.call = Captured(self._loss, device, pool)
+
+    def _loss(self):
+        b = self.buffers
+        embedded = self.model.embed_all(b["ids"], self.patches, b["where"], self.grid)
+        return text.loss_of(self.model, b["ids"], b["weights"], tuple(self.rope), embedded)
+
+    def __call__(self) -> torch.Tensor:
+        batch = self.rows.next()
+        for name, buffer in self.buffers.items():
+            buffer.copy_(batch[name])
+        for buffer, value in zip(self.rope, self.model.turned(batch["positions"]), strict=True):
+            buffer.copy_(value)
+        self.patches.copy_(vision.patches_of(pixels_of(batch["drawn"], self.rows.form)))
+        return self.call()
+
+
+def optimizer_of(model, rate: float, tower_rate: float, fused: bool):
+    """AdamW in three groups: matrices with weight decay, the rest of the text model, the tower."""
+    named = list(model.named_parameters())
+    tower_part = [p for n, p in named if n.startswith("visual.")]
+    others = [(n, p) for n, p in named if not n.startswith("visual.")]
+    decayed = [p for n, p in others if p.ndim == 2 and "embed" not in n]
+    rest = [p for n, p in others if not (p.ndim == 2 and "embed" not in n)]
+    groups = [
+        {"params": decayed, "weight_decay": 0.1, "peak": rate},
+        {"params": rest, "weight_decay": 0.0, "peak": rate},
+        {"params": tower_part, "weight_decay": 0.02, "peak": tower_rate},
+    ]
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=fused)
+
+
+def train(model, words, forms: dict, args, device, deadline: float) -> dict:
+    """Text and pictures together until the deadline (or args.steps)."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    pool = torch.cuda.graph_pool_handle() if device.type == "cuda" and not args.no_graph else None
+    read = TextStep(model, words, device, pool)
+    see = {name: PictureStep(model, rows, device, pool) for name, rows in forms.items()}
+    optimizer = optimizer_of(model, args.rate, args.tower_rate, device.type == "cuda")
+    gradients = [p.grad for p in model.parameters()]
+    shares = torch.tensor([float(FORMS[name].share) for name in see])
+    order = torch.multinomial(shares, 1 << 16, replacement=True, generator=torch.Generator().manual_seed(0)).tolist()
+    guard, curve, done, names = text.Guard(model), [], 0, list(see)
+    started = time.time()
+    print(f"ready after {started - args.started:.0f} s", flush=True)
+    while True:
+        progress = done / args.steps if args.steps else (time.time() - started) / max(1.0, deadline - started)
+        if progress >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * text.rate_at(progress) * guard.scale
+        torch._foreach_zero_(gradients)
+        heard, seen = read(), see[names[order[done % len(order)]]]()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        done += 1
+        if done % 16 == 0 and device.type == "cuda":
+            torch.cuda.synchronize()  # the clock must not run ahead of the device
+        if done % args.every == 0 or done in (1, 10, 50):
+            values = [*heard.tolist()[1:3], *seen.tolist()[1:3]]
+            guard.look(values, optimizer)
+            curve.append([done, round(time.time() - started, 1), *(round(v, 4) for v in values)])
+            shown = "text {:.4f} mtp {:.4f} pictures {:.4f} mtp {:.4f}".format(*values)
+            print(f"step {done} {curve[-1][1]} s {shown}", flush=True)
+    guard.look([*heard.tolist(), *seen.tolist()], optimizer)
+    seconds = time.time() - started
+    return {
+        "steps": done, "seconds": round(seconds, 1), "text_tokens": done * words.batch * words.data.shape[1],
+        "picture_rows_a_step": {name: rows.batch for name, rows in forms.items()},
+        "picture_rows": sum(forms[names[order[i % len(order)]]].batch for i in range(done)),
+        "peak_rate": args.rate, "tower_rate": args.tower_rate, "restored_after_nan": guard.restored,
+        "cuda_graphs": all(step.call.graph is not None for step in [read, *see.values()]), "curve": curve,
+    }  # fmt: skip
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=pathlib.Path)
+    parser.add_argument("checkpoint", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--minutes", type=float, default=7.0, help="from the start of this script to the last step")
+    parser.add_argument("--tower-seconds", type=float, default=60.0, help="of them for the tower alone")
+    parser.add_argument("--pictures", type=int, default=400_000, help="picture rows to write")
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--text-rows", type=int, default=48, help="rows of 512 ids a step")
+    parser.add_argument("--picture-ids", type=int, default=24_576, help="ids of picture rows a step")
+    parser.add_argument("--tower-batch", type=int, default=512)
+    parser.add_argument("--rate", type=float, default=5e-4)
+    parser.add_argument("--tower-rate", type=float, default=1e-3)
+    parser.add_argument("--every", type=int, default=200, help="steps between printed lines")
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps instead of by the clock")
+    parser.add_argument("--eval-rows", type=int, default=6000)
+    parser.add_argument("--no-graph", action="store_true", help="plain calls instead of CUDA graphs")
+    parser.add_argument("--smoke", action="store_true", help="a few small steps on the CPU")
+    args = parser.parse_args()
+    args.started = time.time()
+    if args.smoke:
+        args.text_rows, args.picture_ids, args.every, args.steps = 1, 384, 1, args.steps or 2
+        args.pictures, args.workers, args.tower_seconds, args.tower_batch, args.eval_rows = 300, 1, 3.0, 8, 20
+    elif not torch.cuda.is_available():
+        raise SystemExit("no CUDA device; --smoke runs a few steps on the CPU")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    device = torch.device("cpu" if args.smoke else "cuda")
+    torch.manual_seed(0)
+    built = picture_data.build(args.checkpoint, args.pictures, args.workers)
+    print(f"{sum(len(a['ids']) for a in built.values())} picture rows, {time.time() - args.started:.0f} s", flush=True)
+    model = vision.build(args.checkpoint).to(device)
+    print(f"forward and tower differ from transformers' by {net.check(model, device):.1e}, ", end="")
+    print(f"{vision.check(model, device):.1e}", flush=True)
+    facts = {"text_before": evaluate_vision.text_losses(model, args.data, device, args.smoke)}
+    writer = picture_data.Writer(args.checkpoint)
+    forms = {}
+    for name, form in FORMS.items():
+        forms[name] = PictureRows(built.pop(name), form, args.picture_ids // form.length, writer.pads, device)
+    names = (
+        "square",
+        "wide",
+        "two",
+        "tall",
+        "square",
+        "pair",
+        "wider",
+        "three frames",
+        "square",
+        "taller",
+        "four frames",
+    )
+    still = [(name, FORMS[name]) for name in names]
+    sources = [(f.rows, f.columns, vision.Grid(f.rows, f.columns, device), forms[n].pairs) for n, f in still]
+    facts["tower"] = tower.train(model, writer.tokenizer, sources, args.tower_seconds, args.tower_batch, device)
+    words = text.Rows(args.data / "rows.npy", args.text_rows, device)
+    facts["training"] = train(model, words, forms, args, device, args.started + args.minutes * 60)
+    net.round_weights(model)
+    facts["file_bytes"] = net.save(vision.tensors(model), args.out)
+    for name in FILES:
+        if (args.checkpoint / name).resolve() != (args.out / name).resolve():
+            shutil.copy(args.checkpoint / name, args.out / name)
+    vision.write_settings(args.checkpoint, args.out)
+    facts["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    facts["torch"], facts["transformers"] = torch.__version__, __import__("transformers").__version__
+    first = json.loads((pathlib.Path(__file__).parents[1] / "metrics.json").read_text("utf-8"))["training"]
+    results = {"training": first | {"file_bytes": facts["file_bytes"]}, "vision": facts}
+    for measure in (  # the file is kept even if a later measurement fails
+        lambda: {"pictures": evaluate_vision.run(model, args.checkpoint, args.out, device, args.eval_rows, args.smoke)},
+        lambda: evaluate.run(model, args.data, args.checkpoint, device, small=args.smoke),
+    ):
+        (args.out / "metrics.json").write_text(json.dumps(results, indent=1), "utf-8")
+        results |= measure()
+    (args.out / "metrics.json").write_text(json.dumps(results, indent=1), "utf-8")
+    print(
+        json.dumps({k: v for k, v in results.items() if k not in ("samples", "training", "vision", "pictures")}),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

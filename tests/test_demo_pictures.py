@@ -1,0 +1,130 @@
+"""The pictures that teach the demo to see: every answer can be read off the pixels."""
+
+import importlib
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "demo" / "scripts"
+HEIGHT, WIDTH = 96, 128
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """The training scripts as modules; they import each other by their plain names."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        yield {name: importlib.import_module(name) for name in ("pictures", "scenes", "moving", "picture_data")}
+
+
+def drawn(scripts, pictures):
+    pixels, shares = scripts["pictures"].render(
+        torch.tensor([scripts["pictures"].numbers(picture) for picture in pictures]), HEIGHT, WIDTH
+    )
+    return pixels, shares
+
+
+def nearest(scripts, pixel):
+    """The colour whose examples' mixtures come nearest; the examples are dense enough for their own mixtures."""
+    best = {}
+    for name, examples in scripts["pictures"].COLOURS.items():
+        points = torch.tensor(examples).float() / 255
+        mixed = torch.cat([points, (points + points.roll(1, 0)) / 2, points.mean(0, keepdim=True)])
+        best[name] = float((mixed - pixel).norm(dim=1).min())
+    return min(best, key=best.get)
+
+
+def answers(sample, *kinds):
+    return {kind: answer.rstrip(".").lower() for _, answer, kind in sample["turns"] if kind in kinds}
+
+
+def test_the_named_colours_are_at_the_objects_and_the_corner_opposite(scripts):
+    rng = random.Random(1)
+    samples = [scripts["scenes"].still(rng, scripts["scenes"].single) for _ in range(60)]
+    pictures = [sample["frames"][0][0] for sample in samples]
+    pixels, shares = drawn(scripts, pictures)
+    for picture, sample, image, share in zip(pictures, samples, pixels, shares, strict=True):
+        said = answers(sample, "colour", "background", "shape", "position")
+        inside, outside = share[0] == 1, share[0] == 0
+        assert nearest(scripts, image[:, inside].mean(1)) == said["colour"]
+        assert nearest(scripts, image[:, outside].mean(1)) == said["background"]
+        assert said["shape"].endswith(picture["objects"][0]["shape"])
+
+
+def test_the_named_place_is_where_the_object_lies(scripts):
+    rng, places = random.Random(2), scripts["pictures"].PLACES
+    samples = [scripts["scenes"].still(rng, scripts["scenes"].single) for _ in range(60)]
+    _, shares = drawn(scripts, [sample["frames"][0][0] for sample in samples])
+    third = lambda value: 0 if value < 0.37 else 2 if value > 0.63 else 1  # noqa: E731
+    for sample, share in zip(samples, shares[:, 0], strict=True):
+        rows, columns = torch.nonzero(share > 0.5, as_tuple=True)
+        y, x = (rows.float().mean() + 0.5) / HEIGHT, (columns.float().mean() + 0.5) / WIDTH
+        assert places[3 * third(y) + third(x)] == answers(sample, "position")["position"]
+
+
+def test_shapes_differ_as_their_names_say(scripts):
+    """A square fills its box, a triangle half of it, a ring has a hole, a star and a cross less than a circle."""
+    shapes, rng = scripts["pictures"].SHAPES, random.Random(3)
+    pictures = [
+        scripts["pictures"].plain(rng, "white")
+        | {"objects": [scripts["pictures"].thing(rng, shape, "red", 0.5, 0.5, 0.4) | {"angle": 0.0}]}
+        for shape in shapes
+    ]
+    _, shares = drawn(scripts, pictures)
+    filled, middle = {}, {}
+    for shape, share in zip(shapes, shares[:, 0], strict=True):
+        rows, columns = torch.nonzero(share > 0.5, as_tuple=True)
+        box = (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1)
+        filled[shape], middle[shape] = float(len(rows) / box), float(share[HEIGHT // 2, WIDTH // 2])
+    assert middle == {shape: 0.0 if shape == "ring" else 1.0 for shape in shapes}
+    # Exact areas: 1, pi/4, 1/2, 0.53 (arms of 0.6 in a box of 1.9), 0.39 for the star; rows of pixels add some 0.02.
+    wanted = {"square": 1, "circle": 0.785, "triangle": 0.5, "cross": 0.53, "star": 0.39}
+    assert {shape: filled[shape] for shape in wanted} == pytest.approx(wanted, abs=0.05)
+
+
+def test_a_count_is_the_number_of_middles_in_the_cells(scripts):
+    rng = random.Random(4)
+    samples = [scripts["scenes"].still(rng, scripts["scenes"].many) for _ in range(40)]
+    pictures = [sample["frames"][0][0] for sample in samples]
+    rows = torch.tensor([scripts["pictures"].numbers(picture) for picture in pictures])
+    middles = scripts["pictures"].cells(rows, drawn(scripts, pictures)[1])["middle"].sum(1)
+    words = [scripts["scenes"].NUMBERS.index(answers(sample, "count")["count"]) + 1 for sample in samples]
+    assert middles.tolist() == words
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_first_and_last_are_the_first_and_last_frames_colours(scripts, count):
+    rng, checked = random.Random(count), 0
+    while checked < 12:
+        sample = scripts["moving"].sequence(rng, count)
+        frames = [frame for pair in sample["frames"] for frame in pair]
+        said = answers(sample, "first", "last")
+        if any(frame["objects"] for frame in frames):
+            continue
+        pixels, _ = drawn(scripts, [frames[0], frames[-1]])
+        assert [nearest(scripts, image.mean((1, 2))) for image in pixels] == [said["first"], said["last"]]
+        checked += 1
+
+
+def test_positions_step_over_a_picture_by_its_longer_side(scripts):
+    form = scripts["picture_data"].Form(1, 4, 8, 16, False, 1)  # 2 x 4 cells
+    pads = np.array([False] * 2 + [True] * 8 + [False] * 2)
+    time, row, column = scripts["picture_data"].positions(pads, form).tolist()
+    assert time == [0, 1, *[2] * 8, 6, 7]
+    assert row == [0, 1, *[2] * 4, *[3] * 4, 6, 7]
+    assert column == [0, 1, *[2, 3, 4, 5] * 2, 6, 7]
+
+
+def test_a_row_holds_a_cell_for_every_pad_and_ends_its_answer(scripts):
+    data = scripts["picture_data"]
+    for name in ("wide", "two"):
+        form = data.FORMS[name]
+        arrays = data.collect(SCRIPTS.parent / "checkpoint", form, 5, 8, 1)
+        ids = arrays["ids"].astype(int)
+        pads = np.isin(ids & 0x0FFF, data.Writer(SCRIPTS.parent / "checkpoint").pads)
+        assert (pads.sum(1) == form.count * form.cells).all()
+        assert arrays["drawn"].shape[1:3] == (form.count, 2 if form.moving else 1)
+        assert ((ids & data.ANSWER > 0).sum(1) > 2).all() and not (pads & (ids & data.ANSWER > 0)).any()
