@@ -9,15 +9,19 @@ reads), which says how good it is on any GPU.
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 import torch
 
 from ..engine.device_model import DeviceModel
 from ..engine.device_passes import DevicePasses
+from ..engine.host_drawn_passes import HostDrawnPasses
 from ..engine.sampling import SamplingSettings
 from ..engine.session import Session
+from ..kernels.sampling import supports
 from ..mtp.planner import Fixed, name
+from ..mtp.short_head import EXTRA, FEWEST, check_short_head
 from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
 from .profiles import PROFILES, SHAPES
@@ -30,18 +34,36 @@ SETTINGS = SamplingSettings(temperature=0.7, top_k=20, top_p=0.8, presence_penal
 
 
 def bench(
-    shape: str, *, bits: int, head: str, kv: str, context: int, profiles: Sequence[str], kernels: bool, graphs: bool
+    shape: str,
+    *,
+    bits: int,
+    head: str,
+    kv: str,
+    context: int,
+    profiles: Sequence[str],
+    kernels: bool,
+    graphs: bool,
+    draft_rows: int = 0,
+    draft_format: str | None = None,
+    top_k: int = SETTINGS.top_k,
 ) -> dict:
     """Prints what it measures; returns the summary that is printed last as JSON."""
     device = torch.device("cuda")
     ceiling = read_ceiling(device)
     torch.cuda.empty_cache()
-    trunk, mtp, sizes = random_model(shape, device, bits=bits, head=head, kv=kv)
+    drafts = {"draft_rows": draft_rows, "draft_format": draft_format}
+    trunk, mtp, sizes = random_model(shape, device, bits=bits, head=head, kv=kv, **drafts)
     print(
         f"{torch.cuda.get_device_name(device)}, read ceiling {ceiling:.0f} GB/s; {shape}, W{bits}A8, head {head}, "
         f"{kv} keys and values, {context} tokens before",
         flush=True,
     )
+    if mtp.short is not None:
+        print(
+            f"  drafts from {mtp.short.rows} rows of the head, in {draft_format or head}, and {EXTRA} others: speeds "
+            "on the profiles assume that no draft is lost by that, which this cannot measure",
+            flush=True,
+        )
     started = time.perf_counter()
     capacity = context + (ROUNDS + WARM + 4) * 8
     model = DeviceModel(trunk, mtp, capacity=capacity, vocab=trunk.config.vocab_size, graphs=graphs)
@@ -49,9 +71,12 @@ def bench(
         raise FastQwenError("Some operation has no kernel here, so passes run from the host: see `fastqwen doctor`.")
     torch.cuda.synchronize()
     made = time.perf_counter() - started
-    rows, times = [], {}
+    rows, times, settings = [], {}, replace(SETTINGS, top_k=top_k)
+    if not supports(greedy=False, top_k=top_k):
+        model.draw_on_host()
+        profiles = ()  # it draws once for every token, here once a round: what is accepted would take time
     for tree in MEASURED:
-        row = times[tree] = _rounds(model, tree, context)
+        row = times[tree] = _rounds(model, tree, context, settings)
         rows.append({"shape": name(tree)} | row)
         print("  " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     floor = sizes["trunk"] / ceiling / 1e6
@@ -59,6 +84,7 @@ def bench(
     level = (times[Tree.chain(5)]["draft_ms"] - first) / 4
     summary = {
         "what": "bench decode", "shape": shape, "bits": bits, "output_head": head, "kv": kv, "context": context,
+        "top_k": top_k, **drafts,
         **provenance(), "read_ceiling_GBps": round(ceiling), "weight_bytes": sizes, "floor_ms": round(floor, 3),
         "graphs": model.captured, "make_and_capture_s": round(made, 1),
         "verify_ms": times[Tree.chain(5)]["verify_ms"], "draft_first_ms": round(first, 3),
@@ -66,7 +92,10 @@ def bench(
         "second_call_ms": round(_second_call(model, context), 2),
         "prefill_ms": {str(tokens): round(_prefill(model, tokens), 1) for tokens in (512, 2048) if tokens <= capacity},
     }  # fmt: skip
+    if mtp.short is not None:
+        summary["profiles_assume"] = "no draft is lost to the shortlist"
     summary |= _speeds(times, first, level, sizes["trunk"], ceiling, profiles)
+    print(f"  a draft level: {first:.3f} ms the first, {level:.3f} each next", flush=True)
     for profile in profiles:
         print(f"  {profile}: " + ", ".join(f"{key} {value}" for key, value in summary[profile].items()), flush=True)
     if kernels:
@@ -74,11 +103,12 @@ def bench(
     return summary
 
 
-def _passes(model, tree, context, rounds):
+def _passes(model, tree, context, rounds, settings=SETTINGS):
     model.state.reset()
     session = Session(model.trunk, context + rounds * 8, model.state)
-    return session, DevicePasses(
-        model, session, Fixed(tree), SETTINGS, seed=1, drafts=tree.depth > 0, stop_ids=(), max_tokens=10**6
+    kind = DevicePasses if supports(greedy=False, top_k=settings.top_k) else HostDrawnPasses
+    return session, kind(
+        model, session, Fixed(tree), settings, seed=1, drafts=tree.depth > 0, stop_ids=(), max_tokens=10**6
     )
 
 
@@ -86,9 +116,12 @@ def _ids(count):
     return torch.randint(0, 248_000, (count,), generator=torch.Generator().manual_seed(2)).tolist()
 
 
-def _rounds(model, tree, context):
-    session, passes = _passes(model, tree, context, ROUNDS + WARM + 4)
-    passes.first(session.prefill(_ids(context), on_hidden=passes.prompt))
+def _rounds(model, tree, context, settings):
+    session, passes = _passes(model, tree, context, ROUNDS + WARM + 4, settings)
+    ids = _ids(context)
+    if model.head.short is not None:
+        model.head.short.begin(ids)
+    passes.first(session.prefill(ids, on_hidden=passes.prompt))
     for _ in range(WARM):
         passes.next()
     started = time.perf_counter()
@@ -131,10 +164,12 @@ def _speeds(times, first, level, bytes_read, ceiling, profiles):
 
 def _second_call(model, context):
     """Milliseconds from a call on a loaded model to the start of its prefill."""
-    found = []
+    found, ids = [], _ids(context)
     for _ in range(5):
         torch.cuda.synchronize()
         started = time.perf_counter()
+        if model.head.short is not None:
+            model.head.short.begin(ids)
         _passes(model, OFF, context, 8)
         torch.cuda.synchronize()
         found.append(time.perf_counter() - started)
@@ -177,6 +212,8 @@ def _kernels(model, layers):
 
 def run(arguments) -> int:
     """The command line's `bench decode`."""
+    if arguments.draft_rows or arguments.draft_format:
+        check_short_head(arguments.draft_rows or FEWEST, arguments.draft_format)
     if arguments.context < 1:
         raise FastQwenError(f"--context is {arguments.context}: at least 1 token is needed before the first round.")
     if not torch.cuda.is_available():
@@ -184,6 +221,7 @@ def run(arguments) -> int:
     summary = bench(
         arguments.shape, bits=arguments.bits, head=arguments.head, kv=arguments.kv, context=arguments.context,
         profiles=arguments.profile, kernels=arguments.kernels, graphs=not arguments.no_graphs,
+        draft_rows=arguments.draft_rows, draft_format=arguments.draft_format, top_k=arguments.top_k,
     )  # fmt: skip
     print(json.dumps(summary))
     return 0

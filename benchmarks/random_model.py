@@ -12,6 +12,7 @@ from ..model.block import Block
 from ..model.config import ModelConfig
 from ..model.trunk import Trunk
 from ..mtp.head import MtpHead
+from ..mtp.short_head import ShortHead
 from ..weights import Norm, Projection
 from ..weights.linear import Linear
 from ..weights.packed_linear import RecordLinear
@@ -21,6 +22,7 @@ HEADS = {"w4a8": 4, "w6a8": 6, "int8": 8, "bf16": 16}
 # (hidden, intermediate, layers, query heads, key-value heads, key heads, value heads) of the released sizes
 _SIZES = {"9b": (4096, 12288, 32, 16, 4, 16, 32), "27b": (5120, 17408, 64, 24, 4, 16, 48)}
 _VOCABULARY, _HEAD_DIM = 248320, 256
+_CONTROL = 33  # control tokens, at the vocabulary's end
 
 
 def model_config(shape: str) -> ModelConfig:
@@ -93,11 +95,22 @@ class RandomReader:
 
 
 def random_model(
-    shape: str, device: torch.device, *, bits: int, head: str, kv: str,
+    shape: str,
+    device: torch.device,
+    *,
+    bits: int,
+    head: str,
+    kv: str,
+    draft_rows: int = 0,
+    draft_format: str | None = None,
     place: Callable[[Block], Block] = lambda block: block,
-) -> tuple[Trunk, MtpHead, dict]:  # fmt: skip
-    """(trunk, MTP head, bytes): bytes of weights that a verify pass reads, "trunk", and that a draft level adds,
-    "draft" (the head's own layer; the output head is read again with every level: "output"). place: as for Trunk."""
+) -> tuple[Trunk, MtpHead, dict]:
+    """(trunk, MTP head, bytes): bytes of weights that a verify pass reads, "trunk", and that a draft level adds: the
+    head's own layer, "draft", and the output head again, "output", or what drafts read of it.
+
+    draft_rows, draft_format  mtp/short_head.py's, 0 and None for the whole head as it is
+    place  as for the Trunk
+    """
     config = model_config(shape)
     torch.manual_seed(0)
     reader = RandomReader(config, device, bits=bits, head=head)
@@ -105,5 +118,14 @@ def random_model(
     of_trunk = reader.bytes
     mtp = MtpHead(reader, config)
     output = trunk.head.matrices[0][0]
-    output = output.weight.nbytes if isinstance(output, Linear) else output.weight.storage.nbytes
-    return trunk, mtp, {"trunk": of_trunk, "draft": reader.bytes - of_trunk, "output": output}
+    if draft_rows or draft_format:
+        rows, always = draft_rows or _VOCABULARY, range(_VOCABULARY - _CONTROL, _VOCABULARY)
+        mtp.short = ShortHead(
+            output, rows, vocab=_VOCABULARY, always=always, format=draft_format, dtype=trunk.dtype
+        )  # fmt: skip
+    read = sum(map(_bytes, mtp.short.matrices)) if mtp.short else _bytes(output)
+    return trunk, mtp, {"trunk": of_trunk, "draft": reader.bytes - of_trunk, "output": read}
+
+
+def _bytes(matrix: Linear | RecordLinear) -> int:
+    return matrix.weight.nbytes if isinstance(matrix, Linear) else matrix.weight.storage.nbytes

@@ -1,10 +1,12 @@
 """Whether every drafting setting writes the same token ids: the promise, swept over prompts and kinds of sampling.
 
 python -m fastqwen.benchmarks.same_text [--model demo] [--prompts 50] [--first 0] [--tokens 300] [--seconds S]
+    [--draft-rows N] [--top-k 40]
 
 Off, auto, chains of 2 to 5 and ten random draft trees, each greedy and at temperatures 0.7 and 1.0 with top-k, top-p,
-min-p and both penalties on. Prints a line of JSON with the number of replies, of tokens and of replies that differ from
-plain decoding's. Ends early after `--seconds`, between two prompts, and says how many were done.
+min-p and both penalties on. `--draft-rows` drafts from a shortlist; with `--top-k 0` the host draws on a GPU. Prints a
+line of JSON with the number of replies, of tokens and of replies that differ from plain decoding's. Ends early after
+`--seconds`, between two prompts, and says how many were done.
 """
 
 import argparse
@@ -20,24 +22,29 @@ SUBJECTS = ("a lighthouse", "a red kite", "an old clock", "a fox in the snow", "
 REQUESTS = ("Write a prompt for a picture of {}.", "Write a short story about {}.", "List five words about {}.",
             "Write a function that draws {}.", "{}")  # fmt: skip
 PROMPTS = [request.format(subject) for request in REQUESTS for subject in SUBJECTS]
-SAMPLING = {"greedy": GREEDY} | {
-    f"temperature {temperature}": SamplingSettings(
-        temperature=temperature, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.1, presence_penalty=0.3
-    )
-    for temperature in (0.7, 1.0)
-}
 
 
-def sweep(engine, *, prompts, tokens: int, seconds: float) -> dict:
+def kinds_of_sampling(top_k: int) -> dict[str, SamplingSettings]:
+    """Greedy and two temperatures with everything on."""
+    return {"greedy": GREEDY} | {
+        f"temperature {temperature}": SamplingSettings(
+            temperature=temperature, top_k=top_k, top_p=0.95, min_p=0.02, repetition_penalty=1.1, presence_penalty=0.3
+        )
+        for temperature in (0.7, 1.0)
+    }
+
+
+def sweep(engine, *, prompts, tokens: int, seconds: float, top_k: int = 40) -> dict:
     """Replies, tokens and differing replies by kind of sampling."""
     shapes = random.Random(0).sample(all_shapes(), 10)
     settings = [OFF, "auto", "2", "3", "4", "5", *shapes]
     started, done = time.perf_counter(), 0
-    counts = {kind: {"replies": 0, "tokens": 0, "differing": 0} for kind in SAMPLING}
+    kinds = kinds_of_sampling(top_k)
+    counts = {kind: {"replies": 0, "tokens": 0, "differing": 0} for kind in kinds}
     for prompt in prompts:
         if time.perf_counter() - started > seconds:
             break
-        for kind, sampling in SAMPLING.items():
+        for kind, sampling in kinds.items():
             wanted = None
             for mtp in settings:
                 found = engine.generate(prompt, settings=sampling, seed=done, max_tokens=tokens, mtp=mtp).token_ids
@@ -59,16 +66,22 @@ def main():
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--draft-rows", type=int, default=0)
+    parser.add_argument("--top-k", type=int, default=40)
     arguments = parser.parse_args()
-    engine = load(arguments.model)
+    engine = load(arguments.model, draft_rows=arguments.draft_rows)
     prompts = PROMPTS[arguments.first : arguments.first + arguments.prompts]
-    found = sweep(engine, prompts=prompts, tokens=arguments.tokens, seconds=arguments.seconds)
+    found = sweep(
+        engine, prompts=prompts, tokens=arguments.tokens, seconds=arguments.seconds, top_k=arguments.top_k
+    )  # fmt: skip
+    options = {"draft_rows": arguments.draft_rows, "top_k": arguments.top_k}
     where = {"device": str(engine.device)}
     if engine.device.type == "cuda":
         from .timing import provenance
 
         where = provenance()
-    print(json.dumps({"what": "same text", "model": arguments.model, "first": arguments.first, **where, **found}))
+    facts = {"what": "same text", "model": arguments.model, "first": arguments.first, **options}
+    print(json.dumps({**facts, **where, **found}))
 
 
 if __name__ == "__main__":

@@ -51,12 +51,12 @@ def copy_rate(device: torch.device, size: int = 2**28) -> float:
 def measure(shape: str, bits: int, budget: float | None, rate: float) -> dict:
     """One budget in GiB, or None for all weights on the device."""
     device = torch.device("cuda")
-    placement = Placement(2**60 if budget is None else int(budget * 2**30))
+    placement = Placement(device, None if budget is None else int(budget * 2**30))
     trunk, mtp, _ = random_model(shape, device, bits=bits, head="w4a8", kv="int8", place=placement.take)
     placement.settle(trunk, mtp)
-    streamed = [layer.bytes for layer, block in zip(placement._layers, trunk.blocks, strict=True)
+    streamed = [layer.bytes for layer, block in zip(placement.layers, trunk.blocks, strict=False)
                 if isinstance(block, StreamedBlock)]  # fmt: skip
-    model = DeviceModel(trunk, mtp, capacity=PROMPT + 512, vocab=trunk.config.vocab_size, graphs=not streamed)
+    model = DeviceModel(trunk, mtp, capacity=PROMPT + 512, vocab=trunk.config.vocab_size, graphs=not placement.streams)
     plain, deep = _rounds(model, OFF, CONTEXT), _rounds(model, Tree.chain(3), CONTEXT)
     row = {
         "budget_GiB": budget, "streamed_layers": len(streamed), "streamed_GiB": round(sum(streamed) / 2**30, 2),

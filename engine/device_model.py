@@ -59,11 +59,15 @@ class DeviceModel:
             self.settings = sampling.new_settings(device)
             self._dependent = dependent_launch(device)
             self._workspace = sampling.allocate(vocab, device)
+            short = None if head is None else head.short
+            self._short_workspace = None if short is None else sampling.allocate(short.entries, device)
             # The head's output that proposes, in slot 0 of rows that are otherwise zero.
             self._row = torch.zeros(SLOTS, config.hidden_size, dtype=trunk.dtype, device=device)
             self._shapes: dict[Tree, Tensor] = {}
             self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+            self._pool = None  # the graphs' memory
             self.seconds: dict[str, float] = {}  # of each part, where it was captured
+            self.hidden = self.logits = None  # of the part "rows"
             # Functions, not methods: an object that refers to itself keeps its memory until the garbage collector runs.
             self.parts = {"verify": DeviceModel._verify}
             if self.head_cache is not None:
@@ -72,12 +76,12 @@ class DeviceModel:
                 }  # fmt: skip
         if graphs and device.type == "cuda" and self.usable:
             with torch.inference_mode():
-                self._capture(on_part)
+                self._capture(self.parts, on_part)
 
     @property
     def shared(self) -> tuple[object, ...]:
         """What replies share, weights apart."""
-        return self.state, self.head_cache, self.round, self.settings, self._workspace, self._row
+        return self.state, self.head_cache, self.round, self.settings, self._workspace, self._short_workspace, self._row
 
     def release(self):
         """Gives the memory back, whoever still refers to this: graphs first, which know the addresses of the rest. The
@@ -88,6 +92,7 @@ class DeviceModel:
         self._graphs.clear()
         self.parts, self._shapes = {}, {}
         self.state = self.head_cache = self.round = self.settings = self._workspace = self._row = None
+        self.hidden = self.logits = self._short_workspace = self._pool = None
 
     @property
     def usable(self) -> bool:
@@ -97,6 +102,17 @@ class DeviceModel:
     @property
     def captured(self) -> bool:
         return bool(self._graphs)
+
+    def draw_on_host(self):
+        """Makes "verify" available in two parts between which the host draws: "rows" leaves the logits [SLOTS, V] of a
+        pass in `logits`, "accept" goes by what was put into `round.drawn` and `round.errors`."""
+        if "rows" in self.parts:
+            return
+        halves = {"rows": DeviceModel._verify_rows, "accept": DeviceModel._accept}
+        self.parts |= halves
+        if self.captured:
+            with torch.inference_mode():
+                self._capture(halves, lambda done, total: None)
 
     def run(self, part: str):
         """Launches a part of a round."""
@@ -144,6 +160,14 @@ class DeviceModel:
         rounds.accept(round, dependent=self._dependent)
         round.ring.hidden.index_copy_(0, round.ring.index, hidden)
 
+    def _verify_rows(self):
+        rounds.begin_pass(self.round, dependent=self._dependent)
+        self.hidden, self.logits = self.trunk.decode(self.round, self.state)
+
+    def _accept(self):
+        rounds.accept(self.round)
+        self.round.ring.hidden.index_copy_(0, self.round.ring.index, self.hidden)
+
     def _catch_up(self):
         """Up to eight waiting rows, one left for `first`."""
         rounds.begin_head(self.round, keep=1, dependent=self._dependent)
@@ -171,11 +195,14 @@ class DeviceModel:
         return self.head.decode(embeddings, hidden, rows.cos, rows.sin, control=rows.attention, cache=self.head_cache)
 
     def _propose(self):
-        rows = self.round.head
-        logits = self.trunk.head.verify(self.head.for_logits(self._row), SLOTS)[0][:1]
+        rows, short, hidden = self.round.head, self.head.short, self.head.for_logits(self._row)
+        if short is None:
+            logits, entries, shortlist = self.trunk.head.verify(hidden, SLOTS)[0][:1], self.vocab, None
+        else:
+            logits, entries, shortlist = short.decode(hidden), short.entries, short.shortlist
         sampling.draw(
-            logits, self.settings, self.round.head_seen, self._workspace, vocab=self.vocab, tokens=rows.drawn,
-            errors=rows.errors, candidates=self.round.lists,
+            logits, self.settings, self.round.head_seen, self._short_workspace or self._workspace, vocab=entries,
+            tokens=rows.drawn, errors=rows.errors, candidates=self.round.lists, shortlist=shortlist,
             level=self.round.state[rounds.LEVEL : rounds.LEVEL + 1], dependent=self._dependent,
         )  # fmt: skip
 
@@ -188,30 +215,30 @@ class DeviceModel:
         torch.cuda.synchronize(self.trunk.device)
         return median(a.elapsed_time(b) for a, b in zip(events[1:], events[2:], strict=False)) / 1e3
 
-    def _capture(self, on_part):
+    def _capture(self, parts, on_part):
         """Every part runs once as it is, over a state that is done and so changes nothing, and is then captured."""
         self.set_tree(Tree(()))
         self.round.state.zero_()
         self.round.state[rounds.DONE] = 1
-        pool = torch.cuda.graph_pool_handle()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self.trunk.device)
         stream.wait_stream(torch.cuda.current_stream(self.trunk.device))
         with torch.cuda.stream(stream):
-            for done, part in enumerate(self.parts.values()):
-                on_part(done, len(self.parts))
+            for done, part in enumerate(parts.values()):
+                on_part(done, len(parts))
                 part(self)
                 stream.synchronize()
         torch.cuda.current_stream(self.trunk.device).wait_stream(stream)
-        on_part(len(self.parts), len(self.parts))
+        on_part(len(parts), len(parts))
         graphs = {}
         try:
-            for name, part in self.parts.items():
+            for name, part in parts.items():
                 graphs[name] = torch.cuda.CUDAGraph()
                 # Other threads of the process may go on using the GPU meanwhile.
-                with torch.cuda.graph(graphs[name], pool=pool, stream=stream, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graphs[name], pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                     part(self)
-            self._graphs = graphs
-            self.seconds = {name: self._timed(name) for name in self.parts}
+            self._graphs |= graphs
+            self.seconds |= {name: self._timed(name) for name in parts}
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:

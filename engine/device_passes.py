@@ -28,6 +28,8 @@ QUEUED = 2  # rounds under way: the one that the host waits for, and the next
 class DevicePasses:
     """The passes of one reply on a DeviceModel (engine/passes.py's protocol)."""
 
+    queued = QUEUED
+
     def __init__(
         self,
         model: DeviceModel,
@@ -83,9 +85,7 @@ class DevicePasses:
         model, round, state = self._model, self._model.round, self.session.state
         with torch.inference_mode():
             model.set_sampling(self._settings, self._seed)
-            token, drawn = model.draw_first(logits)
-            if not drawn:
-                raise _no_token()
+            token = self._draw_first(logits)
             words = rounds.state_words(
                 length=state.length, position=state.next_position, buffer=state.buffer, pending=(), root=token,
                 reply=1, limit=self._max_tokens, capacity=self.session.capacity, stops=sorted(self._stop_ids),
@@ -103,7 +103,7 @@ class DevicePasses:
     def next(self) -> Outcome:
         if self._model.user is not self._user:
             raise FastQwenError("Another reply was started on this model before this one was finished: run it again.")
-        while not self._over and len(self._queue) < QUEUED:
+        while not self._over and len(self._queue) < self.queued:
             self._launch(self._planner.tree())
         return self._take()
 
@@ -136,11 +136,20 @@ class DevicePasses:
             if tree.depth or self._waiting > rounds.RING - 2 * SLOTS:
                 self._draft(tree)
             record.drafted.record()
-            model.run("verify")
+            self._verify(tree)
             record.host.copy_(model.round.record, non_blocking=True)
             record.end.record()
         self._waiting += (tree.depth + 1) if self._drafts else 0
         self._queue.append((tree, record))
+
+    def _draw_first(self, logits):
+        token, drawn = self._model.draw_first(logits)
+        if not drawn:
+            raise _no_token()
+        return token
+
+    def _verify(self, tree):
+        self._model.run("verify")
 
     def _draft(self, tree):
         for _ in range(-(-max(self._waiting - SLOTS, 0) // SLOTS)):
@@ -166,6 +175,8 @@ class DevicePasses:
         room = min(self._max_tokens - self._reply, self.session.room)
         self._reply += count
         self.session.tokens += self._committed(steps, emitted)
+        if self._drafts and self._model.head.short is not None:
+            self._model.head.short.add(emitted)
         accepted = Accepted(path, emitted, bool(stopped))
         cut = bool(stopped) or count == room
         outcome = Outcome(tree, accepted, None, cut, draft_seconds, verify_seconds)

@@ -20,6 +20,7 @@ from ..mtp.planner import name as tree_name
 from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
 from .device_passes import DevicePasses
+from .host_drawn_passes import HostDrawnPasses
 from .media import Embedded, Media, Vision, place
 from .memory import EngineMemory
 from .passes import HostPasses, Passes
@@ -137,7 +138,7 @@ class Engine:
             meter.image_tokens = media.tokens
             meter.notes += media.notes
         on_step = on_step or (lambda progress: None)
-        passes = functools.partial(self._passes, mtp, sampler, capacity, max_tokens, on_step)
+        passes = functools.partial(self._passes, ids, mtp, sampler, capacity, max_tokens, on_step)
         stop_ids = frozenset(self.tokenizer.stop_ids)
         embed = media and functools.partial(self._embed, media, meter, on_step)
         return Reply(
@@ -224,17 +225,21 @@ class Engine:
             passes.session.reuse = PromptReuse(self.prefix_cache, settings, trunk.chunk, passes)
         return passes
 
-    def _new_passes(self, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
-        stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
-        drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k) and len(stop_ids) <= STOPS
+    def _new_passes(self, ids, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
         self.memory.restore()
-        model = self._shared_model(capacity, on_step) if drawn else None
+        if mtp != "off" and self.mtp_head.short is not None:
+            self.mtp_head.short.begin(ids)
+        stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
+        drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k)
+        model = self._shared_model(capacity, on_step) if len(stop_ids) <= STOPS else None
         if model is None:
             session, drafter = Session(self.trunk, capacity), self._drafter(mtp, sampler, capacity)
             return HostPasses(session, drafter, sampler, stop_ids=stop_ids, max_tokens=max_tokens)
+        if not drawn:
+            model.draw_on_host()
         model.state.reset()
         planner = Fixed(OFF) if mtp == "off" else self._chooser(mtp, settings)
-        return DevicePasses(
+        return (DevicePasses if drawn else HostDrawnPasses)(
             model, Session(self.trunk, capacity, model.state), planner, settings, seed=sampler.seed,
             drafts=mtp != "off", stop_ids=stop_ids, max_tokens=max_tokens,
         )  # fmt: skip

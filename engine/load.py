@@ -11,6 +11,7 @@ from ..model.config import read_config
 from ..model.load import load_model
 from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
+from ..mtp.short_head import FEWEST, ShortHead, check_short_head
 from ..weights import Checkpoint, FastQwenError
 from .engine import NO_TOWER, Engine
 from .media import Vision
@@ -46,6 +47,8 @@ def load(
     prefix_cache_bytes: int = DEFAULT_BYTES,
     vram_budget: int | None = None,
     offload_vision: bool = False,
+    draft_rows: int | None = None,
+    draft_format: str | None = None,
     tokenizer=None,
     comfy_tokenizer_folder=None,
     on_load: Callable[[int, int], None] = lambda done, total: None,
@@ -63,49 +66,62 @@ def load(
     vram_budget  on a GPU, at most so many bytes of weights: layers beyond it stay in RAM and are copied in every pass,
         which is slower, without graphs; keys, values and workspaces come on top. None: all weights on the GPU
     offload_vision  keep the vision tower in the CPU's memory between pictures; it is read at the first one anyway
+    draft_rows    drafts choose from the first so many ids (a multiple of 16), the control tokens, and the tokens of the
+                  prompt and the reply; 0 or None: from all. Never changes the text
+    draft_format  "w4a8", "w6a8" or "int8": drafts read a packed copy of the output head's rows; None: its own
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
     on_load    told (bytes done, bytes in all) after every tensor
     Raises FastQwenError, one sentence, for anything that cannot be loaded.
     """
+    _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format)
+    torch_device = resolve_device(device)
+    torch_dtype = _dtype(dtype, torch_device)
+    source, kind = resolve_path(path), _kv(kv)
+    checkpoint = Checkpoint.open(source)
+    # Everything that headers and small files can tell is told before gigabytes of weights are read.
+    config, names = read_config(checkpoint)
+    text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
+    _check_vocabulary(text, config)
+    template = ChatTemplate.load(source, text)
+    _check_room(checkpoint, torch_device, quantize, repack, vram_budget)
+    placement = Placement(torch_device, vram_budget)
+    model = load_model(
+        checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind,
+        place=placement.take,
+    )  # fmt: skip
+    head = MtpHead(model.reader, config) if config.has_mtp else None
+    if head is not None and (draft_rows or draft_format is not None):
+        head.short = _short_head(model.trunk, text, draft_rows or config.vocab_size, draft_format)
+    notes = placement.settle(model.trunk, head)
+    notes += [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes, *_draft_notes(head)]
+    vision = None
+    if config.vision is not None:
+        vision = Vision(checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision)
+    return Engine(
+        model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs and not placement.streams,
+        context=context, vision=vision, no_vision=config.vision_fault or NO_TOWER,
+        prefix_cache_bytes=prefix_cache_bytes,
+    )  # fmt: skip
+
+
+def _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format):
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
         raise FastQwenError(f"context is {context!r}: set a whole number of tokens of at least 1.")
     if isinstance(prefix_cache_bytes, bool) or not isinstance(prefix_cache_bytes, int) or prefix_cache_bytes < 0:
         raise FastQwenError(f"prefix_cache_bytes is {prefix_cache_bytes!r}: set a whole number of at least 0.")
     if vram_budget is not None and (isinstance(vram_budget, bool) or not vram_budget > 0):
         raise FastQwenError(f"vram_budget is {vram_budget!r}: set a number of bytes above 0.")
-    torch_device = resolve_device(device)
-    torch_dtype = _dtype(dtype, torch_device)
-    source = resolve_path(path)
-    kind = _kv(kv)
-    checkpoint = Checkpoint.open(source)
-    # Everything that headers and small files can tell is told before gigabytes of weights are read.
-    config, names = read_config(checkpoint)
-    text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
+    if draft_rows or draft_format is not None:
+        check_short_head(draft_rows or FEWEST, draft_format)
+
+
+def _check_vocabulary(text, config):
     if text.size > config.vocab_size:
         raise FastQwenError(
             f"The tokenizer has {text.size} tokens but the checkpoint's table only {config.vocab_size} rows: "
             "give the tokenizer that belongs to this checkpoint."
         )
-    template = ChatTemplate.load(source, text)
-    _check_room(checkpoint, torch_device, quantize, repack, vram_budget)
-    placement = Placement(vram_budget) if vram_budget is not None and torch_device.type != "cpu" else None
-    model = load_model(
-        checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind,
-        **({} if placement is None else {"place": placement.take}),
-    )  # fmt: skip
-    head = MtpHead(model.reader, config) if config.has_mtp else None
-    streamed = [] if placement is None else placement.settle(model.trunk, head)
-    ignored = ["vram_budget is for GPUs and is not used on a CPU."] if vram_budget and placement is None else []
-    graphs = graphs and not streamed  # a captured pass would wait for copies that no one starts
-    notes = [*streamed, *ignored, *_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes]
-    vision = None
-    if config.vision is not None:
-        vision = Vision(checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision)
-    return Engine(
-        model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context, vision=vision,
-        no_vision=config.vision_fault or NO_TOWER, prefix_cache_bytes=prefix_cache_bytes,
-    )  # fmt: skip
 
 
 def weight_bytes(path, *, quantize: str | None = None, repack: bool = False) -> int:
@@ -159,6 +175,14 @@ def _kv(name: str) -> str | None:
     return None if name == "auto" else name
 
 
+def _short_head(trunk, text, rows: int, format: str | None) -> ShortHead:
+    always = [text.token_id(name) for name in text.special_names]
+    vocab = min(text.size, trunk.config.vocab_size)
+    return ShortHead(
+        trunk.head.matrices[0][0], rows, vocab=vocab, always=always, format=format, dtype=trunk.dtype
+    )  # fmt: skip
+
+
 def _unused(names: Sequence[str], config) -> list[str]:
     """What of the file nobody read, one sentence per kind."""
     vision = [name for name in names if "visual." in name]
@@ -179,3 +203,10 @@ def _mtp_notes(config) -> list[str]:
     if config.declares_mtp and not config.has_mtp:
         return ["The config declares an MTP head but the file has no 'mtp.fc.weight': it cannot draft."]
     return []
+
+
+def _draft_notes(head) -> list[str]:
+    if head is None or head.short is None or head.short.format is None:
+        return []
+    size = head.short.copied_bytes / 2**20
+    return [f"Drafts read a copy of {head.short.rows} rows of the output head, {head.short.format}, {size:.1f} MiB."]

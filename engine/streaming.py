@@ -225,15 +225,20 @@ class StreamedBlock:
 
 
 class Placement:
-    """Keeps a model's layers in RAM while it is loaded (`take`), then places them by a budget (`settle`)."""
+    """Keeps a model's layers in RAM while it is loaded (`take`), then places them by a budget (`settle`).
 
-    def __init__(self, budget: int):
-        self.budget = budget
-        self._layers: list[HostLayer] = []
+    budget  bytes; None, or on a CPU: every layer stays where it was read
+    """
+
+    def __init__(self, device: torch.device, budget: int | None):
+        self.budget, self._used = budget, budget is not None and device.type != "cpu"
+        self.layers: list[HostLayer] = []
+        self.streams = False  # whether some layers are read in every pass
 
     def take(self, block: Block) -> Block:
         """Told of every layer once it is read; its matrices go to RAM."""
-        self._layers.append(HostLayer(block))
+        if self._used:
+            self.layers.append(HostLayer(block))
         return block
 
     def settle(self, trunk: Trunk, head: MtpHead | None) -> list[str]:
@@ -241,17 +246,19 @@ class Placement:
 
         Raises FastQwenError for a budget that is too small.
         """
-        layers, device = self._layers, trunk.norm.device
+        if not self._used:
+            return [] if self.budget is None else ["vram_budget is for GPUs and is not used on a CPU."]
+        layers, device = self.layers, trunk.norm.device
         known = {id(tensor) for layer in layers for tensor in layer.tensors}
         fixed = [tensor for tensor in tensors_of(trunk, head) if id(tensor) not in known]
-        sizes = [layer.bytes for layer in layers]
-        chosen = plan(sizes, bytes_of(by_storage(fixed, device)), self.budget)
+        chosen = plan([layer.bytes for layer in layers], bytes_of(by_storage(fixed, device)), self.budget)
         streamed = [layers[index] for index in chosen.streamed]
         for layer in layers:
             if layer not in streamed:
                 layer.settle(device)
         if not streamed:
             return []
+        self.streams = True
         pinned = device.type != "cuda" or all([layer.pin() for layer in streamed])
         stream = Stream(streamed, device, StreamCopies(device) if device.type == "cuda" else PlainCopies())
         for turn, index in enumerate(chosen.streamed):

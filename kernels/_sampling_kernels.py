@@ -34,13 +34,24 @@ def _value(key):
 
 
 @triton.jit
-def _keys(p_logits, p_marks, p_tokens, above, p_real, row, o, width, vocab):
-    """The keys of entries o of a row; LOWEST past the vocabulary."""
+def _ids(p_ids, o, vocab, first, SHORT: tl.constexpr):
+    """The ids of entries o of a row, and whether there is such an entry."""
     m_live = o < vocab
+    if SHORT:
+        m_other = m_live & (o >= first)
+        id = tl.where(m_other, tl.load(p_ids + o - first, mask=m_other, other=-1), o)
+        return id, m_live & (id >= 0)
+    else:
+        return o, m_live
+
+
+@triton.jit
+def _keys(p_logits, p_marks, p_tokens, above, p_real, row, o, id, m_live, width):
+    """The keys of entries o of a row, which are ids `id`; LOWEST where there is none."""
     x = tl.load(p_logits + row.to(tl.int64) * width + o, mask=m_live, other=0.0).to(tl.float32)
-    m_seen = tl.load(p_marks + o, mask=m_live, other=0) != 0
+    m_seen = tl.load(p_marks + id, mask=m_live, other=0) != 0
     for slot in tl.static_range(8):
-        m_seen |= (o == tl.load(p_tokens + slot)) & (((above + o * 0) >> slot & 1) != 0)
+        m_seen |= (id == tl.load(p_tokens + slot)) & (((above + o * 0) >> slot & 1) != 0)
     repetition = tl.zeros_like(x) + tl.load(p_real + REPETITION).to(tl.float32)
     presence = tl.load(p_real + PRESENCE).to(tl.float32)
     x = tl.where(m_seen, tl.where(x < 0, x * repetition, tl.div_rn(x, repetition)) - presence, x)
@@ -48,10 +59,10 @@ def _keys(p_logits, p_marks, p_tokens, above, p_real, row, o, width, vocab):
     return tl.where(m_live, _key(x), LOWEST)
 
 
-@triton.jit(do_not_specialize=["width", "vocab", "maxima"])
+@triton.jit(do_not_specialize=["width", "vocab", "first", "maxima"])
 def maxima_kernel(
-    p_logits, p_marks, p_tokens, p_above, p_whole, p_real, width, vocab, p_maxima, p_count, maxima,
-    STRETCH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    p_logits, p_marks, p_tokens, p_above, p_ids, p_whole, p_real, width, vocab, first, p_maxima, p_count, maxima,
+    STRETCH: tl.constexpr, BLOCK: tl.constexpr, SHORT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The largest key of every stretch; the row's list is emptied."""
     if DEPENDENT:
@@ -59,10 +70,9 @@ def maxima_kernel(
         gdc_wait()
     row = tl.program_id(0)
     block = tl.program_id(1)
-    keys = _keys(
-        p_logits, p_marks, p_tokens, tl.load(p_above + row), p_real, row, block * BLOCK + tl.arange(0, BLOCK),
-        width, vocab,
-    )  # fmt: skip
+    o = block * BLOCK + tl.arange(0, BLOCK)
+    id, m_live = _ids(p_ids, o, vocab, first, SHORT)
+    keys = _keys(p_logits, p_marks, p_tokens, tl.load(p_above + row), p_real, row, o, id, m_live, width)
     largest = tl.max(keys.reshape(BLOCK // STRETCH, STRETCH), 1)
     o_max = block * (BLOCK // STRETCH) + tl.arange(0, BLOCK // STRETCH)
     tl.store(p_maxima + row * maxima + o_max, largest, mask=o_max < maxima)
@@ -89,10 +99,10 @@ def bound_kernel(p_maxima, p_whole, p_bound, maxima, MAXIMA: tl.constexpr, WIDE:
     tl.store(p_bound + row, tl.maximum(bound, MINUS_INF + 1))
 
 
-@triton.jit(do_not_specialize=["width", "vocab"])
+@triton.jit(do_not_specialize=["width", "vocab", "first"])
 def list_kernel(
-    p_logits, p_marks, p_tokens, p_above, p_whole, p_real, width, vocab, p_bound, p_count, p_listed,
-    LISTED: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    p_logits, p_marks, p_tokens, p_above, p_ids, p_whole, p_real, width, vocab, first, p_bound, p_count, p_listed,
+    LISTED: tl.constexpr, BLOCK: tl.constexpr, SHORT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Lists the entries at or above the bound, in the order in which they come."""
     if DEPENDENT:
@@ -100,12 +110,13 @@ def list_kernel(
         gdc_wait()
     row = tl.program_id(0)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    keys = _keys(p_logits, p_marks, p_tokens, tl.load(p_above + row), p_real, row, o, width, vocab)
+    id, m_live = _ids(p_ids, o, vocab, first, SHORT)
+    keys = _keys(p_logits, p_marks, p_tokens, tl.load(p_above + row), p_real, row, o, id, m_live, width)
     m_listed = keys >= tl.load(p_bound + row)
     place = tl.atomic_add(p_count + row + o * 0, 1, mask=m_listed, sem="relaxed")
     m_listed &= place < LISTED
     tl.store(p_listed + row * 2 * LISTED + place, keys, mask=m_listed)
-    tl.store(p_listed + (row * 2 + 1) * LISTED + place, o, mask=m_listed)
+    tl.store(p_listed + (row * 2 + 1) * LISTED + place, id, mask=m_listed)
 
 
 @triton.jit
@@ -166,8 +177,8 @@ def _candidates(p_candidates, ordered, first, count, seed, index, wide, greedy, 
 
 @triton.jit
 def _again(
-    p_logits, p_marks, p_tokens, above, p_real, row, width, vocab, p_listed, wanted,
-    LISTED: tl.constexpr, BLOCK: tl.constexpr,
+    p_logits, p_marks, p_tokens, above, p_ids, p_real, row, width, vocab, first, p_listed, wanted,
+    LISTED: tl.constexpr, BLOCK: tl.constexpr, SHORT: tl.constexpr,
 ):  # fmt: skip
     """Writes the `wanted` first entries of the row to its list, one search of the row for each: the list overflowed."""
     last = tl.zeros((), tl.int64) + (2**63 - 1)
@@ -177,8 +188,9 @@ def _again(
         start = 0
         while start < vocab:
             o = start + tl.arange(0, BLOCK)
-            all = _ordered(_keys(p_logits, p_marks, p_tokens, above, p_real, row, o, width, vocab), o)
-            best = tl.maximum(best, tl.max(tl.where((all < last) & (o < vocab), all, -(2**63 - 1)), 0))
+            id, m_live = _ids(p_ids, o, vocab, first, SHORT)
+            all = _ordered(_keys(p_logits, p_marks, p_tokens, above, p_real, row, o, id, m_live, width), id)
+            best = tl.maximum(best, tl.max(tl.where((all < last) & m_live, all, -(2**63 - 1)), 0))
             start += BLOCK
         tl.store(p_listed + i, (best >> 32).to(tl.int32))
         tl.store(p_listed + LISTED + i, 0x7FFFFFFF - (best & 0xFFFFFFFF).to(tl.int32))
@@ -209,11 +221,11 @@ def _finish(
             _candidates(p_candidates, ordered, token, count, seed, index, wide, greedy, SIZE)
 
 
-@triton.jit(do_not_specialize=["width", "vocab"])
+@triton.jit(do_not_specialize=["width", "vocab", "first"])
 def draw_kernel(
-    p_logits, p_marks, p_tokens, p_above, p_whole, p_real, width, vocab, p_depth, p_reply, p_count, p_listed, p_drawn,
-    p_errors, p_candidates, p_level,
-    LISTED: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr,
+    p_logits, p_marks, p_tokens, p_above, p_ids, p_whole, p_real, width, vocab, first, p_depth, p_reply, p_count,
+    p_listed, p_drawn, p_errors, p_candidates, p_level,
+    LISTED: tl.constexpr, BLOCK: tl.constexpr, SHORT: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program: a row. Short lists, the usual ones, are sorted as such."""
     if DEPENDENT:
@@ -225,8 +237,8 @@ def draw_kernel(
     p_listed += row * 2 * LISTED
     if count > LISTED:
         _again(
-            p_logits, p_marks, p_tokens, tl.load(p_above + row), p_real, row, width, vocab, p_listed, wanted,
-            LISTED, BLOCK,
+            p_logits, p_marks, p_tokens, tl.load(p_above + row), p_ids, p_real, row, width, vocab, first, p_listed,
+            wanted, LISTED, BLOCK, SHORT,
         )  # fmt: skip
         count = wanted
     seed = tl.load(p_whole + SEED)

@@ -107,6 +107,33 @@ def read_rows(storage: Tensor, layout: Layout, first: int, last: int) -> tuple[T
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
+def copy_rows(source: Tensor, rows: Tensor, target: Tensor, places: Tensor, layout: Layout, of_row: Tensor):
+    """Copies rows of one storage of records into another, whatever their places in a slab.
+
+    rows, places  int64 [R], of the source and of the target
+    layout        of either: bits and columns are the same
+    of_row        row_places(layout), on their device
+    """
+    found = source.view(-1, layout.slab_bytes)[(rows // SLAB)[:, None], of_row[rows % SLAB]]
+    target.view(-1, layout.slab_bytes)[(places // SLAB)[:, None], of_row[places % SLAB]] = found
+
+
+def row_places(layout: Layout) -> Tensor:
+    """Where the bytes of each row of a slab of records lie: int64 [16, bytes of a row], in one order for all rows."""
+    per, columns = layout.record_columns // 64, layout.record_columns
+    if layout.bits == 8:  # [j, half, g, t, bytes]
+        parts = [torch.arange(columns * SLAB).view(per, 2, 8, 4, 16).permute(1, 2, 0, 3, 4)]
+    else:
+        low, top = columns * 8, columns * (layout.bits - 4) * 2
+        parts = [torch.arange(low).view(per, 8, 4, 2, 8).permute(3, 1, 0, 2, 4)]
+        if top:  # [pair of j, g, t, j parity, half, bytes]
+            parts.append(torch.arange(low, low + top).view(per // 2, 8, 4, 2, 2, 4).permute(4, 1, 0, 2, 3, 5))
+        parts.append(torch.arange(low + top, low + top + columns).view(8, 4, per, 2).permute(3, 0, 1, 2))
+    record = torch.cat([part.reshape(SLAB, -1) for part in parts], 1)
+    starts = torch.arange(0, layout.slab_bytes, record.numel())
+    return (record[:, None] + starts[:, None]).flatten(1)
+
+
 def codes_of(row_bytes: Tensor, layout: Layout) -> Tensor:
     """Bytes of rows [R, code_bytes] -> codes [R, K] uint8 (int8 for 8 bits)."""
     if layout.bits == 8:

@@ -17,6 +17,7 @@ slower, the same result. Entries of -inf are never listed: no processor lets the
 Of a row whose largest entry is no finite number nothing can be drawn: its token is 0 and its error 1.
 
 Settings live in two tensors on the device (`write_settings`). Rows may be padded: entries from `vocab` on do not count.
+A row may hold a part of the vocabulary (`Shortlist`): then it is drawn from as if the rest were -inf.
 """
 
 from dataclasses import dataclass
@@ -71,6 +72,17 @@ class Seen:
     above: Tensor
     depth: Tensor
     reply: Tensor
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Which ids a row of n + m logits is of: entry i < n is id i, entry n + j is id ids[j], nothing where that is -1.
+
+    first  n;  ids  int32 [m] on the logits' device, below the vocabulary and at least n, each once
+    """
+
+    first: int
+    ids: Tensor
 
 
 def supports(*, greedy: bool, top_k: int) -> bool:
@@ -135,6 +147,7 @@ def draw(
     errors: Tensor,
     candidates: Tensor | None = None,
     level: Tensor | None = None,
+    shortlist: Shortlist | None = None,
     dependent: bool = False,
 ) -> Tensor:
     """One token a row, four launches; returns `tokens`.
@@ -146,22 +159,28 @@ def draw(
                 first is the row's token and the others are the next best: by score when greedy, else by score + noise
                 among the `wide` most likely, without top-p and min-p. They are distinct ids below vocab.
     level       int32 [1] or a view: the draft's level, from 1
+    shortlist   which ids the logits are of, where not all: `vocab` is then the number of its entries, the workspace's
+                too, while `seen.marks` is of the whole vocabulary
     dependent   launched as programmatic dependents of the kernel before (NVIDIA, from compute capability 9.0)
     Raises ValueError where a shape or dtype does not fit.
     """
     from . import _sampling_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
     rows, width = logits.shape
-    _check(logits, seen, workspace, vocab, tokens, errors, candidates, level)
-    shared = (logits, seen.marks, seen.tokens, seen.above, settings.whole, settings.real, width, vocab)
+    _check(logits, seen, workspace, vocab, tokens, errors, candidates, level, shortlist)
+    first, ids = (vocab, workspace.count) if shortlist is None else (shortlist.first, shortlist.ids)
+    shared = (
+        logits, seen.marks, seen.tokens, seen.above, ids, settings.whole, settings.real, width, vocab, first,
+    )  # fmt: skip
     maxima = workspace.maxima.shape[1]
     block = max(min(_BLOCK, 1 << (vocab - 1).bit_length()), 128)
     blocks = -(-vocab // block)
     # Contraction would round the penalties otherwise than the reference.
     options = {"enable_fp_fusion": False, "DEPENDENT": dependent} | ({"launch_pdl": True} if dependent else {})
+    row_options = options | {"SHORT": shortlist is not None, "BLOCK": block}
     _kernels.maxima_kernel[(rows, blocks)](
-        *shared, workspace.maxima, workspace.count, maxima, STRETCH=min(workspace.stretch, block), BLOCK=block,
-        num_warps=8, **options,
+        *shared, workspace.maxima, workspace.count, maxima, STRETCH=min(workspace.stretch, block), num_warps=8,
+        **row_options,
     )  # fmt: skip
     wide = candidates is not None
     _kernels.bound_kernel[(rows,)](
@@ -175,18 +194,17 @@ def draw(
         **options,
     )
     _kernels.list_kernel[(rows, blocks)](
-        *shared, workspace.bound, workspace.count, workspace.listed, LISTED=LISTED, BLOCK=block, num_warps=8,
-        **options,
+        *shared, workspace.bound, workspace.count, workspace.listed, LISTED=LISTED, num_warps=8, **row_options,
     )  # fmt: skip
     _kernels.draw_kernel[(rows,)](
         *shared, seen.depth, seen.reply, workspace.count, workspace.listed, tokens, errors,
         candidates if wide else tokens, level if wide else seen.reply,
-        LISTED=LISTED, BLOCK=block, WIDE=wide, num_warps=4, **options,
+        LISTED=LISTED, WIDE=wide, num_warps=4, **row_options,
     )  # fmt: skip
     return tokens
 
 
-def _check(logits, seen, workspace, vocab, tokens, errors, candidates, level):
+def _check(logits, seen, workspace, vocab, tokens, errors, candidates, level, shortlist):
     rows, width = logits.shape
     wanted = {
         "marks": (seen.marks, torch.uint8, None),
@@ -200,10 +218,14 @@ def _check(logits, seen, workspace, vocab, tokens, errors, candidates, level):
         wanted["candidates"] = (candidates, torch.int64, (candidates.shape[0], SLOTS))
         if rows != 1 or level is None:
             raise ValueError("candidates are one row's, and of a level: pass logits [1, V] and `level`")
+    marked = vocab
+    if shortlist is not None:
+        wanted["ids of the shortlist"] = (shortlist.ids, torch.int32, (vocab - shortlist.first,))
+        marked = shortlist.first
     for name, (tensor, dtype, shape) in wanted.items():
         if tensor.dtype != dtype or (shape is not None and tuple(tensor.shape) != shape) or not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous {dtype} {shape}, got {tensor.dtype} {list(tensor.shape)}")
-    if not 1 <= rows <= SLOTS or not 1 <= vocab <= width or not logits.is_contiguous() or seen.marks.numel() < vocab:
+    if not 1 <= rows <= SLOTS or not 1 <= vocab <= width or not logits.is_contiguous() or seen.marks.numel() < marked:
         raise ValueError(f"logits {list(logits.shape)} for a vocabulary of {vocab}: contiguous [1..8, >= vocab] wanted")
     if workspace.maxima.shape[1] != -(-vocab // workspace.stretch):
         raise ValueError(f"the workspace is of another vocabulary than {vocab}: allocate({vocab}, ...)")

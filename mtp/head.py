@@ -16,16 +16,18 @@ from ..model.block import read_block
 from ..model.config import ModelConfig
 from ..weights import Reader
 from ..weights.backend import dependent_launch
+from .short_head import ShortHead
 
 
 class MtpHead:
     """The head's weights; embedding and output head are the trunk's. Its cache is passed in.
 
-    pre_norm: the next level is fed what comes before the head's norm instead of what comes after it.
+    pre_norm  the next level is fed what comes before the head's norm instead of what comes after it
+    short     the output head cut to a shortlist, for drafts; None: all of it
     """
 
-    def __init__(self, reader: Reader, config: ModelConfig, *, pre_norm: bool = False):
-        self.pre_norm = pre_norm
+    def __init__(self, reader: Reader, config: ModelConfig, *, pre_norm: bool = False, short: ShortHead | None = None):
+        self.pre_norm, self.short = pre_norm, short
         self.rms_eps = config.rms_eps
         self.rotary = Rotary(config.rotary, reader.device)
         self.fc = reader.projection("mtp.", ("fc",))

@@ -38,6 +38,7 @@ class HeadDrafts:
 
     def __init__(self, head: MtpHead, trunk: Trunk, planner: Planner, candidates: Candidates, capacity: int):
         self._head, self._trunk, self._planner, self._candidates = head, trunk, planner, candidates
+        self._logits = trunk.logits if head.short is None else head.short.logits
         with torch.inference_mode():
             self._cache = head.new_cache(capacity, kind=trunk.kv, device=trunk.device)
         # Committed rows whose own row the head has not made yet: hidden states [n, H] and rotary positions [3, n].
@@ -81,6 +82,8 @@ class HeadDrafts:
         self._hidden.append(outcome.hidden)
         self._places.append(self._text_places(count))
         self._next += count
+        if self._head.short is not None:
+            self._head.short.add(outcome.accepted.tokens)
         self._planner.observe(
             outcome.tree, outcome.accepted, cut=outcome.cut, draft_seconds=outcome.draft_seconds,
             verify_seconds=outcome.verify_seconds,
@@ -99,7 +102,7 @@ class HeadDrafts:
         committed = self._cache.length
         lists: list[list[int]] = []
         for level, width in enumerate(tree.widths, 1):
-            lists.append(self._candidates(self._trunk.logits(self._head.for_logits(output))[0], text, width))
+            lists.append(self._candidates(self._logits(self._head.for_logits(output))[0], text, width))
             text.append(lists[-1][0])
             if level < tree.depth:
                 place = self._text_places(1) + level - 1

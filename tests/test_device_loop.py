@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fastqwen.engine import GREEDY, device_passes
+from fastqwen.engine import GREEDY, SamplingSettings, device_passes
+from fastqwen.engine.device_model import write_settings
 from fastqwen.engine.device_passes import DevicePasses
+from fastqwen.engine.host_drawn_passes import HostDrawnPasses
 from fastqwen.engine.loop import run
 from fastqwen.engine.report import LENGTH, STOP_TOKEN, Meter
-from fastqwen.kernels import rounds
+from fastqwen.engine.sampling import Sampler
+from fastqwen.kernels import rounds, sampling
 from fastqwen.mtp.tree import OFF, Tree
 from fastqwen.weights import FastQwenError
 
@@ -38,10 +41,11 @@ class Event:
 class Scripted:
     """A DeviceModel whose target writes TEXT; its drafts are right at every index that is no multiple of `wrong`."""
 
-    def __init__(self, wrong):
-        self.wrong, self.user, self.parts = wrong, None, []
+    def __init__(self, wrong, text=TEXT):
+        self.wrong, self.text, self.user, self.parts = wrong, text, None, []
         self.trunk, self.head_cache = SimpleNamespace(device=CPU), SimpleNamespace(adopt=lambda *_: None, length=2)
         self.round = rounds.allocate(64, 8, torch.float32, torch.ones(2))
+        self.shown: list[int] = []  # what a shortlist for drafts is told of the reply
         self.broken = None  # an index at which nothing can be drawn
 
     def set_tree(self, tree):
@@ -61,16 +65,35 @@ class Scripted:
             rounds.begin_pass(round)
             for slot in range(8):
                 index = reply + int(round.shape[rounds.DEPTH + slot])
-                round.drawn[slot] = TEXT[min(index, len(TEXT) - 1)]
+                round.drawn[slot] = self.text[min(index, len(self.text) - 1)]
                 round.errors[slot] = int(index == self.broken)
             rounds.accept(round)
         else:
             rounds.begin_head(round, keep=int(part == "catch up")) if part != "next" else rounds.next_level(round)
             level = int(round.state[rounds.LEVEL])
-            right = TEXT[min(reply + level - 1, len(TEXT) - 1)]
+            right = self.text[min(reply + level - 1, len(self.text) - 1)]
             place = 1 if (reply + level) % self.wrong == 0 else 0  # a wrong first choice, and the right one behind it
             round.lists[level - 1] = torch.arange(50, 58)
             round.lists[level - 1, place] = right
+
+
+class Halves(Scripted):
+    """The same with "verify" in two parts: the target's logits at every index of the reply, and acceptance."""
+
+    def __init__(self, wrong, text, logits):
+        super().__init__(wrong, text)
+        self.target, self.logits, self.vocab = logits, None, logits.shape[1]
+
+    def run(self, part):
+        round = self.round
+        if part == "rows":
+            rounds.begin_pass(round)
+            depth = round.shape[rounds.DEPTH : rounds.DEPTH + 8].long()
+            self.logits = self.target[(int(round.state[rounds.REPLY]) + depth).clamp(max=len(self.target) - 1)]
+        elif part == "accept":
+            rounds.accept(round)
+        else:
+            super().run(part)
 
 
 class Session:
@@ -78,6 +101,7 @@ class Session:
 
     def __init__(self, capacity):
         self.tokens, self.capacity, self.valid, self.adopted = [], capacity, True, None
+        self.logits = torch.zeros(64)
         self.state = SimpleNamespace(length=0, next_position=0, buffer=0, adopt=self.adopt)
 
     @property
@@ -88,7 +112,7 @@ class Session:
         on_hidden(torch.zeros(len(ids), 8), torch.zeros(len(ids), 8), torch.arange(len(ids)).expand(3, -1))
         self.tokens += ids
         self.state.length = self.state.next_position = len(ids)
-        return torch.zeros(64)
+        return self.logits
 
     def adopt(self, **state):
         self.adopted = state
@@ -119,7 +143,7 @@ def _no_gpu(monkeypatch):
 def reply(trees, *, wrong=4, tokens=40, capacity=100, stop_ids=(), broken=None):
     model, session, planner, meter = Scripted(wrong), Session(capacity), Turns(trees), Meter(CPU)
     model.broken = broken
-    model.head = SimpleNamespace(prefill=lambda *_, **options: None)
+    model.head = SimpleNamespace(prefill=lambda *_, **options: None, short=SimpleNamespace(add=model.shown.extend))
     passes = DevicePasses(
         model, session, planner, GREEDY, seed=0, drafts=trees != [OFF], stop_ids=stop_ids, max_tokens=tokens
     )
@@ -138,6 +162,7 @@ def test_the_text_is_the_targets_and_the_session_holds_what_was_committed(trees)
     assert text == TEXT[:40] and meter.stop_reason == LENGTH
     assert session.tokens == [*PROMPT, *TEXT[:39]]  # the last one is drawn and not fed
     assert session.adopted["length"] == session.adopted["position"] == 3 + 39
+    assert model.shown == ([] if trees == [OFF] else TEXT[1:40])
     # A round that was queued when the reply was over is not told to the planner.
     assert sum(length for _, length in planner.seen) == 39
     assert model.parts.count("verify") in (len(planner.seen), len(planner.seen) + 1)
@@ -169,3 +194,25 @@ def test_rows_that_waited_are_all_seen_by_the_head_before_a_draft():
     assert "catch up" in model.parts
     state = model.round.state
     assert state[rounds.HEAD_LENGTH] >= 2 + 13 and state[rounds.READ] <= state[rounds.WRITTEN]
+
+
+OPEN = SamplingSettings(temperature=1.0, top_k=0, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.4)
+
+
+def test_tokens_that_the_host_draws_are_the_samplers_with_all_that_came_before():
+    """A vocabulary of 64 and penalties, so that a token depends on the reply so far; drafts are right but for some."""
+    logits = torch.randn(14, 64, generator=torch.Generator().manual_seed(2)) * 2
+    sampler, text = Sampler(OPEN, 9, 64), []
+    for index, row in enumerate(logits):
+        text.append(sampler.draw(row, torch.tensor(text, dtype=torch.long), index))
+    model, session = Halves(4, text, logits), Session(100)
+    session.logits, model.head = logits[0], SimpleNamespace(prefill=lambda *_, **options: None, short=None)
+    model.set_sampling = lambda settings, seed: write_settings(sampling.new_settings(CPU), settings, seed)
+    passes = HostDrawnPasses(
+        model, session, Turns([Tree((2, 2)), OFF, Tree.chain(3)]), OPEN, seed=9, drafts=True, stop_ids=(),
+        max_tokens=12,
+    )  # fmt: skip
+    meter = Meter(CPU)
+    steps = run(passes, PROMPT, stop_ids=(), max_tokens=12, on_step=lambda p: None, meter=meter)
+    assert [token for new in steps for token in new] == text[:12]
+    assert session.tokens == [*PROMPT, *text[:11]] and meter.accepted > 0 and "verify" not in model.parts

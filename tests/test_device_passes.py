@@ -1,15 +1,19 @@
 """Rounds on the device give the text of passes that the host drives, for every tree, and leave the same state."""
 
+from dataclasses import replace
+
 import pytest
 import tiny
 import torch
 from fastqwen.engine import GREEDY, SamplingSettings, load
 from fastqwen.engine.device_model import DeviceModel
 from fastqwen.engine.device_passes import DevicePasses
+from fastqwen.engine.host_drawn_passes import HostDrawnPasses
 from fastqwen.engine.loop import generate, run
 from fastqwen.engine.report import STOP_TOKEN, Meter
 from fastqwen.engine.sampling import Sampler
 from fastqwen.engine.session import Session
+from fastqwen.mtp import short_head
 from fastqwen.mtp.drafts import NoDrafts
 from fastqwen.mtp.planner import Fixed
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
@@ -54,14 +58,16 @@ def engine(tmp_path_factory):
     return engine
 
 
-def on_device(engine, trees, settings, *, tokens=TOKENS, seed=5, stop_ids=(), capacity=None, prompt=PROMPT):
+def on_device(
+    engine, trees, settings, *, tokens=TOKENS, seed=5, stop_ids=(), capacity=None, prompt=PROMPT, kind=DevicePasses
+):  # fmt: skip
     """(text, session, meter) of a reply by rounds on the device."""
     model = engine.device_model
     model.state.reset()
     meter = Meter(engine.device)
     session = Session(engine.trunk, capacity or len(prompt) + tokens, model.state)
     planner = Turns(trees)
-    passes = DevicePasses(
+    passes = kind(
         model, session, planner, settings, seed=seed, drafts=trees != [OFF], stop_ids=stop_ids, max_tokens=tokens
     )
     replies = run(passes, prompt, stop_ids=stop_ids, max_tokens=tokens, on_step=lambda p: None, meter=meter)
@@ -149,6 +155,35 @@ def test_a_stop_token_ends_the_text_before_it(engine, wanted):
         found, session, meter = on_device(engine, trees, GREEDY, stop_ids=(stop,))
         assert found == text[:end] and meter.stop_reason == STOP_TOKEN
         assert session.tokens == [*PROMPT, *text[:end]]
+
+
+@pytest.mark.parametrize("settings", SAMPLING)
+def test_drafts_from_a_shortlist_give_the_text_too(engine, wanted, settings, monkeypatch):
+    """Of a tiny vocabulary nearly half is beside the first rows; the reply's own tokens come and go."""
+    monkeypatch.setattr(short_head, "FEWEST", 16)
+    head, vocab = engine.trunk.head.matrices[0][0], engine.tokenizer.size
+    short = short_head.ShortHead(head, 144, vocab=vocab, always=[258], dtype=engine.trunk.dtype)
+    monkeypatch.setattr(engine.mtp_head, "short", short)
+    whole = engine.device_model
+    model = DeviceModel(engine.trunk, engine.mtp_head, capacity=128, vocab=vocab)
+    monkeypatch.setattr(engine, "device_model", model)
+    short.begin(PROMPT)
+    text, _, meter = on_device(engine, [Tree((4, 3))], settings)
+    assert text == wanted(settings)[0] and model.captured and model is not whole
+    assert {token for token in text if token >= 144} <= set(short.extra_ids)
+
+
+@pytest.mark.parametrize("trees", [[OFF], [Tree((3, 2, 1, 1))]], ids=["off", "tree"])
+@pytest.mark.parametrize("top_k", [0, 260])
+def test_settings_that_the_host_draws_give_the_hosts_text(engine, wanted, trees, top_k):
+    settings = replace(EVERYTHING, top_k=top_k)
+    engine.device_model.draw_on_host()
+    text, plain = wanted(settings)
+    found, session, _ = on_device(engine, trees, settings, kind=HostDrawnPasses)
+    assert found == text and engine.device_model.captured and "accept" in engine.device_model.seconds
+    with torch.inference_mode():
+        for ours, theirs in zip(states(session), states(plain), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def test_rows_that_waited_while_nothing_was_drafted_are_made_first(engine, wanted):

@@ -30,11 +30,14 @@ def written(settings, seed):
     return found
 
 
-def drawn(logits, settings, seed, vocab, *, reply=(), tokens=(0,) * 8, above=(0,) * 8, depth=(0,) * 8, lists=False):
+def drawn(
+    logits, settings, seed, vocab, *, reply=(), tokens=(0,) * 8, above=(0,) * 8, depth=(0,) * 8, lists=False,
+    shortlist=None,
+):  # fmt: skip
     """(tokens, errors, candidates) of the kernels."""
     logits = logits.to(DEVICE)
     rows = len(logits)
-    marks = torch.zeros(logits.shape[1], dtype=torch.uint8, device=DEVICE)
+    marks = torch.zeros(max(4096, logits.shape[1]), dtype=torch.uint8, device=DEVICE)
     marks[list(reply)] = 1
     seen = sampling.Seen(
         marks,
@@ -46,7 +49,7 @@ def drawn(logits, settings, seed, vocab, *, reply=(), tokens=(0,) * 8, above=(0,
     found = torch.full((rows,), -7, device=DEVICE)
     errors = torch.full((rows,), -7, dtype=torch.int32, device=DEVICE)
     workspace = sampling.allocate(vocab, DEVICE)
-    options = {"vocab": vocab, "tokens": found, "errors": errors}
+    options = {"vocab": vocab, "tokens": found, "errors": errors, "shortlist": shortlist}
     if not lists:
         sampling.draw(logits, written(settings, seed), seen, workspace, **options)
         return found.tolist(), errors.tolist(), None
@@ -135,6 +138,42 @@ def test_seeds_of_any_size_give_the_references_noise(seed):
     settings = SamplingSettings(temperature=1.0, top_k=200, top_p=1.0)
     wanted = [Sampler(settings, seed, 256).draw(logits[row].to(DEVICE), empty, 0) for row in range(2)]
     assert drawn(logits, settings, seed, 256)[0] == wanted
+
+
+def shortlisted(settings, logits, first):
+    """Candidates from a row of `first` ids and some others, in no order and with places of no id between them; and the
+    whole row that it stands for."""
+    others = [3999, 2000, -1, 1500, -1, 3000, 1200, 2500] + [-1] * 24
+    logits[0, [first + 2, first + 4]] = 50.0  # of no id
+    ids = torch.tensor(others, dtype=torch.int32, device=DEVICE)
+    found, errors, lists = drawn(
+        logits, settings, 8, first + 32, reply=[7, 3999], tokens=[1500] * 8, above=[1] * 8, lists=True,
+        shortlist=sampling.Shortlist(first, ids),
+    )  # fmt: skip
+    assert found == lists[:1] and errors == [0]
+    whole = torch.full((4000,), float("-inf"))
+    whole[:first] = logits[0, :first]
+    for place, token in enumerate(others):
+        if token >= 0:
+            whole[token] = logits[0, first + place]
+    return lists, whole.to(DEVICE)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS[2], SETTINGS[4]], ids=["greedy", "sampled"])
+def test_a_shortlist_proposes_what_the_whole_row_would_with_the_rest_left_out(settings):
+    """Penalties and noise go by the id."""
+    logits = random_logits(1, 332, seed=9)
+    logits[0, [300, 303, 307]] += 9.0
+    lists, whole = shortlisted(settings, logits, 300)
+    history = torch.tensor([7, 3999, 1500], device=DEVICE)
+    assert lists == Sampler(settings, 8, 4000).candidates(whole, history, 2, 8) and 2500 in lists
+
+
+def test_a_shortlist_of_equal_entries_goes_by_the_id():
+    """More of them than a list holds. Penalties leave 1 / 1.3 - 0.5 of two raised ones."""
+    logits = torch.zeros(1, 1132)
+    logits[0, [1100, 1103, 1107]] = 1.0
+    assert shortlisted(SETTINGS[2], logits, 1100)[0] == [2500, 1500, 3999, 0, 1, 2, 3, 4]
 
 
 def test_settings_that_the_device_does_not_draw_are_refused():

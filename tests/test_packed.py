@@ -114,3 +114,20 @@ def test_storage_of_another_size_or_dtype_is_refused():
     for storage in (torch.zeros(5, dtype=torch.uint8), torch.zeros(layout.bytes, dtype=torch.int8)):
         with pytest.raises(ValueError, match="uint8"):
             packed.to_records(storage, layout)
+
+
+@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("columns", [256, 512, 768])
+def test_copied_rows_are_the_sources_wherever_they_lie(bits, columns):
+    source, target = Layout(bits, 64, columns), Layout(bits, 32, columns)
+    storage, kept = random_storage(source, seed=5), random_storage(target, seed=6)
+    before = kept.clone()
+    generator = torch.Generator().manual_seed(7)
+    rows, places = torch.randperm(64, generator=generator)[:20], torch.randperm(32, generator=generator)[:20]
+    packed.copy_rows(storage, rows, kept, places, target, packed.row_places(target))
+    others = [place for place in range(32) if place not in places.tolist()]
+    for found, wanted, old in zip(
+        packed.read_rows(kept, target, 0, 2), packed.read_rows(storage, source, 0, 4),
+        packed.read_rows(before, target, 0, 2), strict=True,
+    ):  # fmt: skip
+        assert torch.equal(found[places], wanted[rows]) and torch.equal(found[others], old[others])

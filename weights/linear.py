@@ -26,15 +26,29 @@ class Linear:
         """
         return F.linear(x, self.weight)
 
-    def decode(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def decode(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """The eight rows of a decode pass: x [8, K], residual [8, N] or None -> [8, N] in x's dtype.
 
         One launch; a row's bits are its own. residual is added before the one rounding.
+        out: where the result goes, contiguous; default: new memory.
         """
-        out = torch.empty(x.shape[0], self.weight.shape[0], dtype=x.dtype, device=x.device)
+        if out is None:
+            out = torch.empty(x.shape[0], self.weight.shape[0], dtype=x.dtype, device=x.device)
         dependent = dependent_launch(x.device)
         return float_linear.float_linear(x.contiguous(), self.weight, residual=residual, out=out, dependent=dependent)
 
     def weight_rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights [len(ids), K] of some rows: an embedding lookup."""
         return F.embedding(ids, self.weight).to(dtype)
+
+    def first_rows(self, count: int) -> "Linear":
+        """A layer of the first `count` rows, over the same memory."""
+        return Linear(self.weight[:count])
+
+    def empty_rows(self, count: int) -> "Linear":
+        """A layer of `count` rows of zeros, for `copy_rows` to fill."""
+        return Linear(self.weight.new_zeros(count, self.weight.shape[1]))
+
+    def copy_rows(self, source: "Linear", rows: Tensor, places: Tensor):
+        """Takes rows of a layer of the same width: rows and places int64 [R]. Nothing waits for the device."""
+        self.weight[places] = source.weight[rows]

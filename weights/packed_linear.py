@@ -43,6 +43,20 @@ class PackedLinear:
         # The exact form: a token's embedding must not depend on how many tokens are looked up with it.
         return (rotation.rotate_exactly(rows) / 16 if self.rotated else rows).to(dtype)
 
+    def first_rows(self, count: int) -> "PackedLinear":
+        """A layer of the first `count` rows, over the same memory."""
+        return PackedLinear(Grid(self.grid[:count], self.channel_scale[:count], self.rotated), self.grid.device)
+
+    def empty_rows(self, count: int) -> "PackedLinear":
+        """A layer of `count` rows of zeros, for `copy_rows` to fill."""
+        grid = Grid(self.grid.new_zeros(count, self.grid.shape[1]), self.channel_scale.new_zeros(count), self.rotated)
+        return PackedLinear(grid, self.grid.device)
+
+    def copy_rows(self, source: "PackedLinear", rows: Tensor, places: Tensor):
+        """Takes rows of a layer of the same form: rows and places int64 [R]. Nothing waits for the device."""
+        self.grid[places] = source.grid[rows]
+        self.channel_scale[places] = source.channel_scale[rows]
+
     def _grid_rows(self, ids):
         return self.grid[ids]
 
@@ -53,6 +67,7 @@ class RecordLinear(PackedLinear):
     def __init__(self, weight: PackedWeight, rotated: bool):
         self.weight, self.channel_scale, self.rotated = weight, weight.channel_scale, rotated
         device = weight.storage.device
+        self._row_places: Tensor | None = None
         self._slabs = torch.arange(weight.layout.rows // packed.SLAB, dtype=torch.int32, device=device)
         # The other form is NVIDIA's own instructions; ROCm and Triton's interpreter run the portable one.
         self._portable = device.type != "cuda" or torch.version.hip is not None
@@ -100,12 +115,15 @@ class RecordLinear(PackedLinear):
         dtype: torch.dtype,
         *,
         plain: PlainRows | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """x8 int8 [K / 64, 8, 64], x_scale float32 [8], residual [8, N] or None -> [8, N] in `dtype`.
 
         plain   a few plain rows to run in the same launch, only where `takes_plain_rows`
+        out     where the result goes, contiguous; default: new memory
         """
-        out = torch.empty(8, self.weight.layout.rows, dtype=dtype, device=x8.device)
+        if out is None:
+            out = torch.empty(8, self.weight.layout.rows, dtype=dtype, device=x8.device)
         return packed_linear.packed_linear(
             x8, x_scale, self.weight, residual=residual, plain=plain, out=out, config=self._configs[plain is not None],
             portable=self._portable, dependent=dependent_launch(x8.device),
@@ -124,6 +142,32 @@ class RecordLinear(PackedLinear):
                 x8, x_scale, tile, self.channel_scale[rows], residual=added, out=out[:, rows]
             )  # fmt: skip
         return out
+
+    def first_rows(self, count: int) -> "RecordLinear":
+        """A layer of the first `count` rows, a multiple of 16: slabs lie one after another, so it is a view."""
+        whole = self.weight
+        layout = Layout(whole.layout.bits, count, whole.layout.columns)
+        table_of = None if whole.table_of is None else whole.table_of[: count // packed.SLAB]
+        part = whole.storage[: layout.bytes], layout, whole.channel_scale[:count]
+        return RecordLinear(PackedWeight(*part, whole.table, whole.window, table_of), self.rotated)
+
+    def empty_rows(self, count: int) -> "RecordLinear":
+        """A layer of `count` rows of zeros, a multiple of 16, for `copy_rows` to fill. Raises ValueError where this one
+        has several codebooks: a slab's rows share one."""
+        whole = self.weight
+        if whole.table_of is not None:
+            raise ValueError("rows of several codebooks cannot share a slab")
+        layout = Layout(whole.layout.bits, count, whole.layout.columns)
+        storage = whole.storage.new_zeros(layout.bytes)
+        weight = PackedWeight(storage, layout, whole.channel_scale.new_zeros(count), whole.table, whole.window)
+        return RecordLinear(weight, self.rotated)
+
+    def copy_rows(self, source: "RecordLinear", rows: Tensor, places: Tensor):
+        if self._row_places is None:
+            self._row_places = packed.row_places(self.weight.layout).to(self.weight.storage.device)
+        target, whole = self.weight, source.weight
+        packed.copy_rows(whole.storage, rows, target.storage, places, target.layout, self._row_places)
+        self.channel_scale[places] = source.channel_scale[rows]
 
     def _grid_rows(self, ids):
         slabs = packed_linear.unpack(self.weight, (ids // packed.SLAB).to(torch.int32), portable=self._portable)

@@ -77,6 +77,23 @@ class Projection:
         """`verify` with the layers' results side by side."""
         return _beside(self._slot_results(x, rows, None))
 
+    def verify_first(self, x: Tensor, scratch: Tensor) -> Tensor:
+        """Slot 0 of a decode pass alone, the layers' results side by side: x [SLOTS, K] -> [1, sum of N_i].
+
+        scratch  SLOTS * sum of N_i values of x's dtype, in which the result lies where matrices have kernels. Each
+                 writes its eight rows over the second row of the matrix before, which nobody reads: so the first rows
+                 lie side by side without a copy.
+        """
+        if not self._by_kernel:
+            return self.joined(x[:1])
+        outs, start = [], 0
+        for _, sizes in self.matrices:
+            rows = sum(sizes)
+            outs.append(scratch[start : start + SLOTS * rows].view(SLOTS, rows))
+            start += rows
+        self._decode(x, SLOTS, None, outs)
+        return scratch[None, :start]
+
     def _split(self, results):
         return tuple(
             part for (_, sizes), result in zip(self.matrices, results, strict=True) for part in result.split(sizes, -1)
@@ -107,24 +124,26 @@ class Projection:
         inputs = (x,) if residual is None else (x, residual)
         return each_row(lambda *row: tuple(self._results(*row, *[None] * (2 - len(row)))), rows, *inputs)
 
-    def _decode(self, x, rows, residual):
+    def _decode(self, x, rows, residual, outs=None):
+        """One tensor for each matrix, in `outs` if given: then one launch after another."""
         prepared = {rotated: self._launch_preparation(x, rotated) for rotated in self._rotations}
         plain = next((ready.normed for ready in prepared.values()), None)
         results: list[Tensor] = []
         done = None  # what a plain matrix gave that ran in the launch of the packed one before it
         for index, (matrix, _) in enumerate(self.matrices):
+            out = None if outs is None else outs[index]
             if isinstance(matrix, RecordLinear):
                 ready, beside = prepared[matrix.rotated], None
-                if plain is not None and self._runs_beside(index):
+                if plain is not None and outs is None and self._runs_beside(index):
                     following = self.matrices[index + 1][0].weight
                     done = x.new_empty(SLOTS, following.shape[0])
                     beside = PlainRows(plain, following, done)
-                result = matrix.decode(ready.x8, ready.x_scale, residual, x.dtype, plain=beside)
+                result = matrix.decode(ready.x8, ready.x_scale, residual, x.dtype, plain=beside, out=out)
             elif done is not None:
                 result, done = done, None
             else:
                 plain = self._plain_rows(x, rows) if plain is None else plain
-                result = self._decode_plain(matrix, plain, rows, residual)
+                result = self._decode_plain(matrix, plain, rows, residual, out)
             results.append(result)
         return results
 
@@ -145,11 +164,12 @@ class Projection:
         # tail of a vectorised loop differs.
         return self._prologue(x) if x.is_cuda else each_row(self._prologue, rows, x)
 
-    def _decode_plain(self, matrix, plain, rows, residual):
+    def _decode_plain(self, matrix, plain, rows, residual, out):
         if matrix.by_kernel:
-            return matrix.decode(plain, residual)
+            return matrix.decode(plain, residual, out)
         if residual is None:
-            return each_row(matrix, rows, plain)
+            result = each_row(matrix, rows, plain)
+            return result if out is None else out.copy_(result)
         return each_row(lambda row, added: added + matrix(row), rows, plain, residual)
 
     def _launch_preparation(self, x, rotated):
