@@ -8,7 +8,7 @@ import torch
 from ..attention import KINDS
 from ..model.chat import ChatTemplate
 from ..model.config import read_config
-from ..model.load import load_model
+from ..model.load import LoadedModel, load_model
 from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
 from ..mtp.short_head import FEWEST, ShortHead, check_short_head
@@ -75,9 +75,8 @@ def load(
     Raises FastQwenError, one sentence, for anything that cannot be loaded.
     """
     _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format)
-    torch_device = resolve_device(device)
+    torch_device, source, kind = resolve_device(device), resolve_path(path), _kv(kv)
     torch_dtype = _dtype(dtype, torch_device)
-    source, kind = resolve_path(path), _kv(kv)
     checkpoint = Checkpoint.open(source)
     # Everything that headers and small files can tell is told before gigabytes of weights are read.
     config, names = read_config(checkpoint)
@@ -90,17 +89,15 @@ def load(
         checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind,
         place=placement.take,
     )  # fmt: skip
-    head = MtpHead(model.reader, config) if config.has_mtp else None
-    if head is not None and (draft_rows or draft_format is not None):
-        head.short = _short_head(model.trunk, text, draft_rows or config.vocab_size, draft_format)
+    head = _head(model, text, draft_rows, draft_format)
     notes = placement.settle(model.trunk, head)
     notes += [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes, *_draft_notes(head)]
-    vision = None
-    if config.vision is not None:
-        vision = Vision(checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision)
+    tower = config.vision and Vision(
+        checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision
+    )  # fmt: skip
     return Engine(
         model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs and not placement.streams,
-        context=context, vision=vision, no_vision=config.vision_fault or NO_TOWER,
+        context=context, vision=tower, no_vision=config.vision_fault or NO_TOWER,
         prefix_cache_bytes=prefix_cache_bytes,
     )  # fmt: skip
 
@@ -175,12 +172,19 @@ def _kv(name: str) -> str | None:
     return None if name == "auto" else name
 
 
-def _short_head(trunk, text, rows: int, format: str | None) -> ShortHead:
-    always = [text.token_id(name) for name in text.special_names]
-    vocab = min(text.size, trunk.config.vocab_size)
-    return ShortHead(
-        trunk.head.matrices[0][0], rows, vocab=vocab, always=always, format=format, dtype=trunk.dtype
-    )  # fmt: skip
+def _head(model: LoadedModel, text, draft_rows: int | None, draft_format: str | None) -> MtpHead | None:
+    """The MTP head, if there is one; `short` if drafts choose from some rows or read a copy of them."""
+    config, trunk = model.config, model.trunk
+    if not config.has_mtp:
+        return None
+    head = MtpHead(model.reader, config)
+    if draft_rows or draft_format is not None:
+        always = [text.token_id(name) for name in text.special_names]
+        head.short = ShortHead(
+            trunk.head.matrices[0][0], draft_rows or config.vocab_size, vocab=min(text.size, config.vocab_size),
+            always=always, format=draft_format, dtype=trunk.dtype,
+        )  # fmt: skip
+    return head
 
 
 def _unused(names: Sequence[str], config) -> list[str]:
