@@ -30,6 +30,19 @@ def add_reply_options(parser):
         metavar="N",
         help="prompt and reply are at most N tokens (default: the model's own limit)",
     )
+    add(
+        "--prefix-cache",
+        type=int,
+        default=0,
+        metavar="MB",
+        help="RAM to keep beginnings of prompts in; a process that writes one reply has no use for it (default 0)",
+    )
+    add(
+        "--vram-budget",
+        type=float,
+        metavar="GB",
+        help="weights take at most so much GPU memory; layers beyond it are read from RAM in every pass, slower",
+    )
     add("--no-graphs", action="store_true", help="on a GPU, launch every kernel anew; slower, the same text")
     add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
     add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")
@@ -76,5 +89,7 @@ def load_engine(arguments):
             kv=arguments.kv,
             graphs=not arguments.no_graphs,
             context=arguments.context,
+            prefix_cache_bytes=arguments.prefix_cache * 2**20,
+            vram_budget=None if arguments.vram_budget is None else int(arguments.vram_budget * 2**30),
             on_load=bar,
         )

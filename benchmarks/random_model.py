@@ -1,6 +1,6 @@
 """A model of real sizes with random weights, made on the GPU: what takes time is there, what would be said is not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -8,6 +8,7 @@ from ..attention import AttentionConfig, RotaryConfig
 from ..deltanet import DeltaNetConfig
 from ..kernels.packed import Layout
 from ..model import family
+from ..model.block import Block
 from ..model.config import ModelConfig
 from ..model.trunk import Trunk
 from ..mtp.head import MtpHead
@@ -91,13 +92,16 @@ class RandomReader:
         return RecordLinear(weight, rotated=True)
 
 
-def random_model(shape: str, device: torch.device, *, bits: int, head: str, kv: str) -> tuple[Trunk, MtpHead, dict]:
+def random_model(
+    shape: str, device: torch.device, *, bits: int, head: str, kv: str,
+    place: Callable[[Block], Block] = lambda block: block,
+) -> tuple[Trunk, MtpHead, dict]:  # fmt: skip
     """(trunk, MTP head, bytes): bytes of weights that a verify pass reads, "trunk", and that a draft level adds,
-    "draft" (the head's own layer; the output head is read again with every level: "output")."""
+    "draft" (the head's own layer; the output head is read again with every level: "output"). place: as for Trunk."""
     config = model_config(shape)
     torch.manual_seed(0)
     reader = RandomReader(config, device, bits=bits, head=head)
-    trunk = Trunk(reader, config, kv)
+    trunk = Trunk(reader, config, kv, place=place)
     of_trunk = reader.bytes
     mtp = MtpHead(reader, config)
     output = trunk.head.matrices[0][0]

@@ -50,7 +50,7 @@ class DeviceModel:
         on_part: Callable[[int, int], object] = lambda done, total: None,
     ):
         self.trunk, self.head, self.capacity, self.vocab = trunk, head, capacity, vocab
-        self.user: object = None  # the reply whose sequence the buffers hold
+        self.user: object = None  # stands for the reply whose sequence the buffers hold
         config, device = trunk.config, trunk.device
         with torch.inference_mode():
             self.state = trunk.new_state(capacity)
@@ -64,12 +64,30 @@ class DeviceModel:
             self._shapes: dict[Tree, Tensor] = {}
             self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
             self.seconds: dict[str, float] = {}  # of each part, where it was captured
-            self.parts = {"verify": self._verify}
+            # Functions, not methods: an object that refers to itself keeps its memory until the garbage collector runs.
+            self.parts = {"verify": DeviceModel._verify}
             if self.head_cache is not None:
-                self.parts |= {"catch up": self._catch_up, "first": self._first, "next": self._next}
+                self.parts |= {
+                    "catch up": DeviceModel._catch_up, "first": DeviceModel._first, "next": DeviceModel._next,
+                }  # fmt: skip
         if graphs and device.type == "cuda" and self.usable:
             with torch.inference_mode():
                 self._capture(on_part)
+
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """What replies share, weights apart."""
+        return self.state, self.head_cache, self.round, self.settings, self._workspace, self._row
+
+    def release(self):
+        """Gives the memory back, whoever still refers to this: graphs first, which know the addresses of the rest. The
+        reply that used it cannot go on."""
+        self.user = None
+        if self.trunk.device.type == "cuda":
+            torch.cuda.synchronize(self.trunk.device)
+        self._graphs.clear()
+        self.parts, self._shapes = {}, {}
+        self.state = self.head_cache = self.round = self.settings = self._workspace = self._row = None
 
     @property
     def usable(self) -> bool:
@@ -87,7 +105,7 @@ class DeviceModel:
             graph.replay()
         else:
             with torch.inference_mode():
-                self.parts[part]()
+                self.parts[part](self)
 
     def set_tree(self, tree: Tree):
         """The tree of the rounds that are launched from now on."""
@@ -181,7 +199,7 @@ class DeviceModel:
         with torch.cuda.stream(stream):
             for done, part in enumerate(self.parts.values()):
                 on_part(done, len(self.parts))
-                part()
+                part(self)
                 stream.synchronize()
         torch.cuda.current_stream(self.trunk.device).wait_stream(stream)
         on_part(len(self.parts), len(self.parts))
@@ -191,7 +209,7 @@ class DeviceModel:
                 graphs[name] = torch.cuda.CUDAGraph()
                 # Other threads of the process may go on using the GPU meanwhile.
                 with torch.cuda.graph(graphs[name], pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    part()
+                    part(self)
             self._graphs = graphs
             self.seconds = {name: self._timed(name) for name in self.parts}
         except torch.cuda.OutOfMemoryError:

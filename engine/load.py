@@ -14,6 +14,9 @@ from ..mtp.head import MtpHead
 from ..weights import Checkpoint, FastQwenError
 from .engine import NO_TOWER, Engine
 from .media import Vision
+from .memory import too_big
+from .prefix_cache import DEFAULT_BYTES
+from .streaming import Placement
 
 _DEMO = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
 # The checkpoint that comes with the package, in the formats it comes in.
@@ -40,6 +43,8 @@ def load(
     kv: str = "auto",
     graphs: bool = True,
     context: int | None = None,
+    prefix_cache_bytes: int = DEFAULT_BYTES,
+    vram_budget: int | None = None,
     offload_vision: bool = False,
     tokenizer=None,
     comfy_tokenizer_folder=None,
@@ -54,6 +59,9 @@ def load(
     kv         how keys and values are kept: "auto" (int8 on a GPU, fp32 on a CPU), "int8", "bf16" or "fp32"
     graphs     on a GPU, capture passes as CUDA graphs and replay them: faster, the same text
     context    prompt and reply together are at most so many tokens; None: as many as the model was made for
+    prefix_cache_bytes  RAM for beginnings of prompts, so that one that comes again is not read again; 0: none
+    vram_budget  on a GPU, at most so many bytes of weights: layers beyond it stay in RAM and are copied in every pass,
+        which is slower, without graphs; keys, values and workspaces come on top. None: all weights on the GPU
     offload_vision  keep the vision tower in the CPU's memory between pictures; it is read at the first one anyway
     tokenizer  a tokenizer.json or a folder with one; default: beside the checkpoint, then what else is installed
     comfy_tokenizer_folder  ComfyUI's own Qwen3.5 tokenizer folder, tried after the checkpoint's
@@ -62,6 +70,10 @@ def load(
     """
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
         raise FastQwenError(f"context is {context!r}: set a whole number of tokens of at least 1.")
+    if isinstance(prefix_cache_bytes, bool) or not isinstance(prefix_cache_bytes, int) or prefix_cache_bytes < 0:
+        raise FastQwenError(f"prefix_cache_bytes is {prefix_cache_bytes!r}: set a whole number of at least 0.")
+    if vram_budget is not None and (isinstance(vram_budget, bool) or not vram_budget > 0):
+        raise FastQwenError(f"vram_budget is {vram_budget!r}: set a number of bytes above 0.")
     torch_device = resolve_device(device)
     torch_dtype = _dtype(dtype, torch_device)
     source = resolve_path(path)
@@ -76,16 +88,48 @@ def load(
             "give the tokenizer that belongs to this checkpoint."
         )
     template = ChatTemplate.load(source, text)
-    model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind)
+    _check_room(checkpoint, torch_device, quantize, repack, vram_budget)
+    placement = Placement(vram_budget) if vram_budget is not None and torch_device.type != "cpu" else None
+    model = load_model(
+        checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind,
+        **({} if placement is None else {"place": placement.take}),
+    )  # fmt: skip
     head = MtpHead(model.reader, config) if config.has_mtp else None
-    notes = [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes]
+    streamed = [] if placement is None else placement.settle(model.trunk, head)
+    ignored = ["vram_budget is for GPUs and is not used on a CPU."] if vram_budget and placement is None else []
+    graphs = graphs and not streamed  # a captured pass would wait for copies that no one starts
+    notes = [*streamed, *ignored, *_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes]
     vision = None
     if config.vision is not None:
         vision = Vision(checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision)
     return Engine(
         model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context, vision=vision,
-        no_vision=config.vision_fault or NO_TOWER,
+        no_vision=config.vision_fault or NO_TOWER, prefix_cache_bytes=prefix_cache_bytes,
     )  # fmt: skip
+
+
+def weight_bytes(path, *, quantize: str | None = None, repack: bool = False) -> int:
+    """At least so many bytes of weights `load` will put on a GPU, by the headers of the file alone."""
+    return _least_bytes(Checkpoint.open(resolve_path(path)), quantize, repack)
+
+
+def _least_bytes(checkpoint: Checkpoint, quantize: str | None, repack: bool) -> int:
+    share = 1.0 if quantize is None else {"w4a8": 4.5, "w6a8": 6.5, "int8": 8.0}[quantize] / 16
+    if repack:
+        share *= 6.5 / 8  # of fp8; what has fewer bits grows
+    # A vision tower may not be read, nor an output head that is the embedding table once more.
+    entries = [entry for name, entry in checkpoint.entries.items() if "visual." not in name and "lm_head" not in name]
+    return int(share * sum(min(entry.bytes, 2 * entry.values) for entry in entries))  # fp32 becomes bf16
+
+
+def _check_room(checkpoint, device, quantize, repack, vram_budget):
+    if device.type != "cuda":
+        return
+    torch.cuda.empty_cache()
+    free, needed = torch.cuda.mem_get_info(device)[0], _least_bytes(checkpoint, quantize, repack)
+    needed = needed if vram_budget is None else min(needed, int(vram_budget))
+    if needed > free:
+        raise FastQwenError(too_big(needed, free, device))
 
 
 def resolve_device(name: str) -> torch.device:

@@ -24,7 +24,7 @@ class SharedEngine:
         self.lock = threading.RLock()
         self._load = load
         self._engine = None
-        self.patcher = None  # how ComfyUI counts and evicts it; None outside ComfyUI
+        self.patcher = None  # how ComfyUI counts and evicts it (nodes/patcher.py); None outside ComfyUI
 
     @property
     def loaded(self):

@@ -1,18 +1,23 @@
 """The adapter to a running ComfyUI: its device, folders, bundled tokenizer, progress bar, messages and interrupt.
 
-The only file that uses `comfy`, `folder_paths` and `server`; they exist only inside ComfyUI, so they are imported where
-used.
+`comfy`, `folder_paths` and `server` exist only inside ComfyUI, so they are imported where used. nodes/patcher.py, which
+only this file imports, has what concerns memory.
 """
 
 import os
 
-from ..engine import load
+import torch
+
+from ..engine import load, weight_bytes
 from . import folders
 from .clip import FastQwenClip, every_shared_engine, shared_engine
 from .live import EVENT, LiveText
 from .options import LoadOptions
 
 DEFAULTS = LoadOptions()
+
+LOAD_ROOM = 1.1  # of the weights: one layer is there twice while it is packed
+WEIGHT_SHARE = 0.8  # of a GPU's memory; keys and values, a prompt's rows and the desktop need the rest
 
 
 def register_folders():
@@ -38,8 +43,12 @@ def resolve(name):
 
 def open_clip(name, options=DEFAULTS):
     """The handle of a choice, with its engine loaded. Raises FastQwenError for a bad name, option or checkpoint."""
+    from . import patcher
+
     clip = FastQwenClip(name, shared_engine((resolve(name), options), load_engine), Watch)
+    patcher.attach(clip.shared)
     clip.load()
+    clip.shared.patcher.bring_in()
     return clip
 
 
@@ -48,9 +57,25 @@ def load_engine(key):
     import comfy.model_management
 
     path, options = key
-    device = str(comfy.model_management.get_torch_device())
+    arguments = options.arguments()
+    device = torch.device(comfy.model_management.get_torch_device())
+    if device.type != "cpu":
+        weights, asked = weight_bytes(path, quantize=arguments.get("quantize")), arguments.get("vram_budget")
+        budget = make_room(weights if asked is None else min(weights, asked), device)
+        arguments["vram_budget"] = budget if asked is None else asked
     folder = bundled_tokenizer_folder()
-    return load(path, device=device, comfy_tokenizer_folder=folder, on_load=Watch(), **options.arguments())
+    return load(path, device=str(device), comfy_tokenizer_folder=folder, on_load=Watch(), **arguments)
+
+
+def make_room(weights, device):
+    """Has models go that are not in use before so many bytes are read. Returns the engine's VRAM budget: None unless
+    they are too many for the GPU."""
+    import comfy.model_management
+
+    needed = weights * LOAD_ROOM
+    share = comfy.model_management.get_total_memory(device) * WEIGHT_SHARE
+    comfy.model_management.free_memory(min(needed, share), device)
+    return None if needed <= share else int(share)
 
 
 def unload(clip=None):

@@ -91,7 +91,7 @@ def _option_inputs():
                 max=1024.0,
                 step=0.1,
                 optional=True,
-                tooltip="The most GPU memory to use, in GB. 0: as much as it needs.",
+                tooltip="The most GPU memory for weights, in GB; layers beyond it are read from RAM: slower. 0: all.",
                 advanced=True,
             )
         )

@@ -4,7 +4,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from fastqwen.engine import GREEDY, Delta, FastQwenError, Progress
+from fastqwen.engine import GREEDY, Delta, FastQwenError, Progress, resolve_path
 from fastqwen.nodes import host
 from fastqwen.nodes.live import LiveText
 from fastqwen.nodes.options import LoadOptions
@@ -156,6 +156,24 @@ def test_unloading_empties_the_allocators_cache_and_presets_lie_in_the_users_fol
     assert host.unload(SimpleNamespace(shared=SimpleNamespace(unload=lambda: True))) == 1
     assert comfy.emptied == [1]
     assert host.preset_folder() == str(tmp_path / "fastqwen" / "presets")
+
+
+def test_room_is_made_on_a_gpu_before_a_model_is_read_and_one_too_large_gets_a_budget(comfy, monkeypatch):
+    order, total, management = [], [2**40], sys.modules["comfy.model_management"]
+    monkeypatch.setattr(management, "get_torch_device", lambda: "cuda:1")
+    monkeypatch.setattr(management, "get_total_memory", lambda device: total[0], raising=False)
+    monkeypatch.setattr(management, "free_memory", lambda *asked: order.append(asked), raising=False)
+    monkeypatch.setattr(host, "load", lambda path, **options: order.append((options["device"], options["vram_budget"])))
+    size = resolve_path("demo").stat().st_size
+    host.load_engine(("demo", LoadOptions()))
+    [(needed, device), (loaded_on, budget)] = order
+    assert str(device) == loaded_on == "cuda:1" and budget is None
+    assert 0.9 * size < needed < 1.2 * size
+    order.clear()
+    total[0] = size
+    host.load_engine(("demo", LoadOptions()))
+    [(needed, _), (_, budget)] = order
+    assert needed == budget == int(0.8 * size)
 
 
 def test_widget_values_become_the_engines_arguments():
