@@ -3,7 +3,7 @@
 from . import host
 from .api import CATEGORY, io, known, verdict
 from .clip import require_fastqwen
-from .options import HAS_VRAM_BUDGET, KEYS_AND_VALUES, QUANTIZE, LoadOptions
+from .options import KEYS_AND_VALUES, QUANTIZE, LoadOptions
 
 
 class FastQwenLoader(io.ComfyNode):
@@ -48,7 +48,7 @@ class FastQwenLoader(io.ComfyNode):
 
 
 def _option_inputs():
-    inputs = [
+    return [
         known(
             io.Combo.Input,
             id="quantize",
@@ -80,22 +80,18 @@ def _option_inputs():
             "the model was made for.",
             advanced=True,
         ),
+        known(
+            io.Float.Input,
+            id="vram_budget",
+            default=0.0,
+            min=0.0,
+            max=1024.0,
+            step=0.1,
+            optional=True,
+            tooltip="The most GPU memory for weights, in GB; layers beyond it are read from RAM: slower. 0: all.",
+            advanced=True,
+        ),
     ]
-    if HAS_VRAM_BUDGET:
-        inputs.append(
-            known(
-                io.Float.Input,
-                id="vram_budget",
-                default=0.0,
-                min=0.0,
-                max=1024.0,
-                step=0.1,
-                optional=True,
-                tooltip="The most GPU memory for weights, in GB; layers beyond it are read from RAM: slower. 0: all.",
-                advanced=True,
-            )
-        )
-    return inputs
 
 
 class FastQwenUnload(io.ComfyNode):

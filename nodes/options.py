@@ -1,18 +1,14 @@
 """What 'Load FastQwen' asks of the engine beside the checkpoint's name."""
 
-import inspect
 from dataclasses import dataclass
-
-from ..engine import load
 
 QUANTIZE = ("none", "w4a8", "w6a8", "int8")
 KEYS_AND_VALUES = ("auto", "int8", "bf16", "fp32")
-HAS_VRAM_BUDGET = "vram_budget" in inspect.signature(load).parameters
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Values of the loader's inputs; `arguments` are the engine's words for them."""
+    """Values of the loader's inputs, where 0 means no limit; `vram_budget` is in GB of 2^30 bytes."""
 
     quantize: str = "none"
     kv: str = "auto"
@@ -20,7 +16,7 @@ class LoadOptions:
     vram_budget: float = 0.0
 
     def arguments(self):
-        """Keyword arguments of `engine.load`, only those that differ from its defaults."""
+        """Keyword arguments of `engine.load`, only those that differ from its defaults; `vram_budget` in bytes."""
         given = {}
         if self.quantize != "none":
             given["quantize"] = self.quantize

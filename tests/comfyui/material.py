@@ -46,7 +46,7 @@ def write_tiny(folder):
 
 def write_seeing(folder):
     """A checkpoint of random weights that takes pictures."""
-    tiny_vision.save_folder(tiny_vision.oracle(), folder)
+    tiny_vision.save_folder(tiny_vision.oracle(max_position_embeddings=2**14), folder)
 
 
 def saved(name):

@@ -93,7 +93,7 @@ def test_a_folder_of_pictures_becomes_a_data_set(server):
     by_kind["FastQwenImageCaption"].update(max_length=24, trigger="ohwx", suffix=".")
     entry = server.run(nodes)
     assert entry["status"]["status_str"] == "success", entry["status"]
-    saved = server.base / "output" / by_kind["SaveImageTextDataSetToFolder"]["folder_name"]
+    saved = server.base / "output" / "captioned"
     texts, pictures = ({file.stem: file for file in saved.glob(f"*.{kind}")} for kind in ("txt", "png"))
     assert len(texts) == 3 and texts.keys() == pictures.keys()
     for file in texts.values():
@@ -127,20 +127,26 @@ def test_a_bypassed_enhancer_does_not_load_the_model(server):
     assert text_of(server.run(nodes)) == "a fox"
 
 
-def test_cores_text_nodes_run_on_our_loader(server, library):
-    if "TextGenerate" not in server.get("/object_info"):
+@pytest.mark.parametrize("kind", ["TextGenerate", "TextGenerateLTX2Prompt"])
+@pytest.mark.parametrize("model", ["tiny", "seeing"])
+def test_cores_text_nodes_run_on_our_loader(server, library, kind, model):
+    if kind not in server.get("/object_info"):
         pytest.skip("this ComfyUI has no text generation node of its own (they came in February 2026)")
-    nodes = workflow(max_length=16)
+    nodes = workflow(model=model, max_length=16)
     values = nodes["2"]["inputs"]
-    for kind in ("TextGenerate", "TextGenerateLTX2Prompt"):
-        on = {f"sampling_mode.{name}": values[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
-        on["sampling_mode.repetition_penalty"] = values["repetition_penalty"]
-        core = {"clip": ["1", 0], "prompt": values["prompt"], "max_length": 16, "sampling_mode": "on", **on}
-        nodes["2"] = {"class_type": kind, "inputs": core}
-        nodes["3"] = {"class_type": "PreviewAny", "inputs": {"source": ["2", 0]}}
-        entry = server.run(nodes)
-        assert entry["status"]["status_str"] == "success", entry["status"]
-        (text,) = entry["outputs"]["3"]["text"]
-        assert text
-        if kind == "TextGenerate":
-            assert text.strip() == library(workflow(max_length=16)).text
+    names = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")
+    core = {f"sampling_mode.{name}": values[name] for name in names}
+    core |= {"clip": ["1", 0], "prompt": values["prompt"], "max_length": 16, "sampling_mode": "on"}
+    nodes["2"] = {"class_type": kind, "inputs": core}
+    nodes["3"] = {"class_type": "PreviewAny", "inputs": {"source": ["2", 0]}}
+    pictures = None
+    if model == "seeing":
+        core["image"] = ["4", 0]
+        nodes["4"] = {"class_type": "EmptyImage", "inputs": {"width": 24, "height": 16, "batch_size": 2, "color": 0}}
+        pictures = torch.zeros(2, 16, 24, 3)
+    entry = server.run(nodes)
+    assert entry["status"]["status_str"] == "success", entry["status"]
+    (text,) = entry["outputs"]["3"]["text"]
+    assert text
+    if kind == "TextGenerate":
+        assert text.strip() == library(workflow(model=model, max_length=16), images=pictures).text

@@ -36,7 +36,8 @@ def test_the_nodes_are_registered_without_a_warning(server):
     for node in NODES:
         assert info[node]["python_module"] == "custom_nodes.ComfyUI-FastQwen"
         assert info[node]["category"] == "text/FastQwen"
-    lines = [line for line in server.log_tail(2**30).splitlines() if "FastQwen" in line]
+    starting = server.log_tail(2**30).partition("To see the GUI")[0]  # later tests provoke errors on purpose
+    lines = [line for line in starting.splitlines() if "FastQwen" in line]
     assert not any(word in line.lower() for line in lines for word in ("failed", "error", "warning")), lines
 
 
@@ -195,7 +196,7 @@ def test_progress_is_reported_in_order(server):
     assert 0 < writing[-1] <= 24
     assert {data["node"] for data in shown} == {"2"} and shown[0]["reset"]
     live = "".join(data["answer"] for data in shown)
-    assert live and text_of(entry).startswith(live.rstrip("\ufffd")), "what is shown while writing is the text"
+    assert live == text_of(entry) != ""
     assert "tokens/s" in entry["outputs"]["2"]["report"][0]
 
 
