@@ -4,6 +4,8 @@ ComfyUI imports this folder under a name of its own choosing, so nothing is impo
 The library's entry point is `fastqwen.engine.load`.
 """
 
+WEB_DIRECTORY = "./web"
+
 
 async def comfy_entrypoint():
     """ComfyUI's V3 entry point. Returns the node pack's extension object."""

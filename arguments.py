@@ -31,12 +31,16 @@ def add_reply_options(parser):
         help="prompt and reply are at most N tokens (default: the model's own limit)",
     )
     add(
-        "--draft-rows",
+        "--prefix-cache",
         type=int,
-        default=0,
-        metavar="N",
-        help="drafts choose from the first N ids and the tokens at hand; 0: from all (default); the same text",
+        default=256,
+        metavar="MB",
+        help="RAM for beginnings of prompts, which are then not read again; 0 is off (default 256)",
     )
+    add("--vram-budget", type=float, metavar="GB", help="weights take at most so much GPU memory; layers beyond it are "
+        "read from RAM in every pass, slower")  # fmt: skip
+    add("--draft-rows", type=int, default=0, metavar="N", help="drafts choose from the first N ids and the tokens at "
+        "hand; 0: from all (default); the same text")  # fmt: skip
     add("--draft-format", choices=QUANTISED, help="drafts read a packed copy of the output head; the same text")
     add("--no-graphs", action="store_true", help="on a GPU, launch every kernel anew; slower, the same text")
     add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
@@ -84,6 +88,8 @@ def load_engine(arguments):
             kv=arguments.kv,
             graphs=not arguments.no_graphs,
             context=arguments.context,
+            prefix_cache_bytes=arguments.prefix_cache * 2**20,
+            vram_budget=None if arguments.vram_budget is None else int(arguments.vram_budget * 2**30),
             draft_rows=arguments.draft_rows,
             draft_format=arguments.draft_format,
             on_load=bar,

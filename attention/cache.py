@@ -68,6 +68,11 @@ class Stored:
         if self.scales is not None:
             self.scales[:, target] = self.scales[:, source]
 
+    def rows(self, start: int, end: int) -> tuple[Tensor, ...]:
+        """Slots start..end-1 as they are stored, views [kv_heads, end - start, ...]: numbers, and scales for int8."""
+        numbers = self.numbers[:, start:end]
+        return (numbers,) if self.scales is None else (numbers, self.scales[:, start:end])
+
     def read(self, start: int, end: int) -> Tensor:
         """Slots start..end-1 as float32 [kv_heads, end - start, D]: what the stored bytes mean."""
         numbers = self.numbers[:, start:end]
@@ -119,6 +124,17 @@ class KVCache:
         self.keys.write(slots, k)
         self.values.write(slots, v)
         self.length, self._staged = slots.stop, ()
+
+    def rows(self, start: int, end: int) -> tuple[Tensor, ...]:
+        """Keys and values of slots start..end-1 as they are stored: views, for `restore`."""
+        return (*self.keys.rows(start, end), *self.values.rows(start, end))
+
+    def restore(self, rows: Sequence[Tensor]):
+        """Appends tokens from copies of what `rows` gave, on any device: the same bytes."""
+        end = self.length + rows[0].shape[1]
+        for target, source in zip(self.rows(self.length, end), rows, strict=True):
+            target.copy_(source)
+        self.length, self._staged = end, ()
 
     def truncate(self, length: int):
         """Drops what was appended behind the first `length` tokens; staged rows are dropped too."""

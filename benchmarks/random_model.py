@@ -1,6 +1,6 @@
 """A model of real sizes with random weights, made on the GPU: what takes time is there, what would be said is not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -8,6 +8,7 @@ from ..attention import AttentionConfig, RotaryConfig
 from ..deltanet import DeltaNetConfig
 from ..kernels.packed import Layout
 from ..model import family
+from ..model.block import Block
 from ..model.config import ModelConfig
 from ..model.trunk import Trunk
 from ..mtp.head import MtpHead
@@ -102,16 +103,18 @@ def random_model(
     kv: str,
     draft_rows: int = 0,
     draft_format: str | None = None,
+    place: Callable[[Block], Block] = lambda block: block,
 ) -> tuple[Trunk, MtpHead, dict]:
     """(trunk, MTP head, bytes): bytes of weights that a verify pass reads, "trunk", and that a draft level adds: the
     head's own layer, "draft", and the output head again, "output", or what drafts read of it.
 
     draft_rows, draft_format  mtp/short_head.py's, 0 and None for the whole head as it is
+    place  as for the Trunk
     """
     config = model_config(shape)
     torch.manual_seed(0)
     reader = RandomReader(config, device, bits=bits, head=head)
-    trunk = Trunk(reader, config, kv)
+    trunk = Trunk(reader, config, kv, place=place)
     of_trunk = reader.bytes
     mtp = MtpHead(reader, config)
     output = trunk.head.matrices[0][0]

@@ -50,7 +50,7 @@ class DeviceModel:
         on_part: Callable[[int, int], object] = lambda done, total: None,
     ):
         self.trunk, self.head, self.capacity, self.vocab = trunk, head, capacity, vocab
-        self.user: object = None  # the reply whose sequence the buffers hold
+        self.user: object = None  # stands for the reply whose sequence the buffers hold
         config, device = trunk.config, trunk.device
         with torch.inference_mode():
             self.state = trunk.new_state(capacity)
@@ -68,12 +68,31 @@ class DeviceModel:
             self._pool = None  # the graphs' memory
             self.seconds: dict[str, float] = {}  # of each part, where it was captured
             self.hidden = self.logits = None  # of the part "rows"
-            self.parts = {"verify": self._verify}
+            # Functions, not methods: an object that refers to itself keeps its memory until the garbage collector runs.
+            self.parts = {"verify": DeviceModel._verify}
             if self.head_cache is not None:
-                self.parts |= {"catch up": self._catch_up, "first": self._first, "next": self._next}
+                self.parts |= {
+                    "catch up": DeviceModel._catch_up, "first": DeviceModel._first, "next": DeviceModel._next,
+                }  # fmt: skip
         if graphs and device.type == "cuda" and self.usable:
             with torch.inference_mode():
                 self._capture(self.parts, on_part)
+
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """What replies share, weights apart."""
+        return self.state, self.head_cache, self.round, self.settings, self._workspace, self._short_workspace, self._row
+
+    def release(self):
+        """Gives the memory back, whoever still refers to this: graphs first, which know the addresses of the rest. The
+        reply that used it cannot go on."""
+        self.user = None
+        if self.trunk.device.type == "cuda":
+            torch.cuda.synchronize(self.trunk.device)
+        self._graphs.clear()
+        self.parts, self._shapes = {}, {}
+        self.state = self.head_cache = self.round = self.settings = self._workspace = self._row = None
+        self.hidden = self.logits = self._short_workspace = self._pool = None
 
     @property
     def usable(self) -> bool:
@@ -89,7 +108,7 @@ class DeviceModel:
         pass in `logits`, "accept" goes by what was put into `round.drawn` and `round.errors`."""
         if "rows" in self.parts:
             return
-        halves = {"rows": self._verify_rows, "accept": self._accept}
+        halves = {"rows": DeviceModel._verify_rows, "accept": DeviceModel._accept}
         self.parts |= halves
         if self.captured:
             with torch.inference_mode():
@@ -102,7 +121,7 @@ class DeviceModel:
             graph.replay()
         else:
             with torch.inference_mode():
-                self.parts[part]()
+                self.parts[part](self)
 
     def set_tree(self, tree: Tree):
         """The tree of the rounds that are launched from now on."""
@@ -207,7 +226,7 @@ class DeviceModel:
         with torch.cuda.stream(stream):
             for done, part in enumerate(parts.values()):
                 on_part(done, len(parts))
-                part()
+                part(self)
                 stream.synchronize()
         torch.cuda.current_stream(self.trunk.device).wait_stream(stream)
         on_part(len(parts), len(parts))
@@ -217,7 +236,7 @@ class DeviceModel:
                 graphs[name] = torch.cuda.CUDAGraph()
                 # Other threads of the process may go on using the GPU meanwhile.
                 with torch.cuda.graph(graphs[name], pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-                    part()
+                    part(self)
             self._graphs |= graphs
             self.seconds |= {name: self._timed(name) for name in parts}
         except torch.cuda.OutOfMemoryError:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
+from ..attention import KVCache
 from ..kernels import rounds
 from ..kernels.rows import SLOTS
 from ..mtp.acceptance import Accepted
@@ -49,7 +50,9 @@ class DevicePasses:
         self._waiting = 0  # rows in the ring that the head has not seen, at most
         self._tree: Tree | None = None
         self._over = True
-        model.user = self  # one reply at a time: an earlier one that was left unfinished cannot go on
+        # One reply at a time: an earlier one that was left unfinished cannot go on. Not this object: it refers to
+        # the model, and such a circle would keep weights that nobody uses.
+        self._user = model.user = object()
         self._last: tuple[Tensor, Tensor] | None = None
         if model.head_cache is not None:
             model.head_cache.adopt(0, None)
@@ -66,6 +69,17 @@ class DevicePasses:
             cache = self._model.head_cache
             self._model.head.prefill(following, hidden[:-1], positions[:, :-1], cache=cache)
         self._last = hidden[-1:].clone(), positions[:, -1:].clone()
+
+    @property
+    def prompt_cache(self) -> KVCache | None:
+        return self._model.head_cache if self._drafts else None
+
+    @property
+    def waiting_row(self) -> tuple[Tensor, Tensor]:
+        return self._last
+
+    def resume(self, hidden: Tensor, positions: Tensor, next_position: int):
+        self._last = hidden, positions
 
     def first(self, logits: Tensor) -> int:
         model, round, state = self._model, self._model.round, self.session.state
@@ -87,7 +101,7 @@ class DevicePasses:
         return token
 
     def next(self) -> Outcome:
-        if self._model.user is not self:
+        if self._model.user is not self._user:
             raise FastQwenError("Another reply was started on this model before this one was finished: run it again.")
         while not self._over and len(self._queue) < self.queued:
             self._launch(self._planner.tree())
@@ -97,7 +111,7 @@ class DevicePasses:
         """Waits for what is under way, and tells the session where it has come to."""
         while self._queue:
             self._take()
-        if not self._reply or not self.session.valid or self._model.user is not self:
+        if not self._reply or not self.session.valid or self._model.user is not self._user:
             return
         words = self._model.round.state.tolist()
         pending = words[rounds.PATH : rounds.PATH + words[rounds.PENDING]]

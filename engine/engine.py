@@ -5,11 +5,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..attention import cache_bytes, capacity_class, tokens_within
 from ..kernels.rounds import STOPS
 from ..kernels.sampling import supports
 from ..model.chat import ChatTemplate
-from ..model.family import FULL
 from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
 from ..model.video import SAMPLE_FPS
@@ -21,20 +19,18 @@ from ..mtp.planner import Fixed, Planner
 from ..mtp.planner import name as tree_name
 from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
-from .device_check import round_kernels
-from .device_model import DeviceModel
 from .device_passes import DevicePasses
 from .host_drawn_passes import HostDrawnPasses
 from .media import Embedded, Media, Vision, place
+from .memory import EngineMemory
 from .passes import HostPasses, Passes
+from .prefix_cache import DEFAULT_BYTES, PrefixCache, PromptReuse
 from .reply import Reply, Result
 from .report import Meter, Progress
 from .sampling import Sampler, SamplingSettings
 from .session import Session
 from .text import ReplyText, stop_texts
 
-# Of the free memory of a GPU that keys and values may take: a prompt's chunks and workspaces need the rest.
-FREE_SHARE = 0.8
 NO_TOWER = "the checkpoint has no vision tower (tensors 'model.visual.*'); use one that has, or give text only."
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
 OnStep = Callable[[Progress], bool | None]
@@ -55,6 +51,7 @@ class Engine:
     notes    what a user should know about this checkpoint, one sentence each; every report carries them
     graphs   on a GPU, passes are captured once and replayed; never changes the text
     context  prompt and reply together are at most so many tokens; default and maximum: what the model was made for
+    prefix_cache_bytes  RAM for beginnings of prompts that were read before; never changes the text
     vision   what images and videos need; None where the checkpoint has none, and no_vision says why
     """
 
@@ -68,6 +65,7 @@ class Engine:
         notes: Sequence[str] = (),
         graphs: bool = True,
         context: int | None = None,
+        prefix_cache_bytes: int = DEFAULT_BYTES,
         vision: Vision | None = None,
         no_vision: str = NO_TOWER,
     ):
@@ -77,10 +75,13 @@ class Engine:
         self.vision, self._no_vision = vision, no_vision
         self._statistics: dict[object, Statistics] = {}
         self._costs = Costs()
-        self._graphs = graphs
         self.context = min(context or self.config.max_positions, self.config.max_positions)
-        self._device_model: DeviceModel | None = None
-        self._on_device = trunk.device.type == "cuda"
+        self.prefix_cache = PrefixCache(prefix_cache_bytes)
+        self.vocab = min(tokenizer.size, self.config.vocab_size)  # ids that can be drawn
+        self.memory = EngineMemory(
+            trunk, mtp_head, vocab=self.vocab, graphs=graphs, context=self.context, costs=self._costs,
+            spare=lambda: vision is not None and vision.release(),
+        )  # fmt: skip
         # On a CPU the number of threads can change how a sum is split, and so the last bit of a logit.
         self.threads = torch.get_num_threads()
 
@@ -127,7 +128,7 @@ class Engine:
         mtp = mtp if isinstance(mtp, Tree) else str(mtp)
         label = tree_name(mtp) if isinstance(mtp, Tree) else mtp
         meter = Meter(self.device, notes=[*self.notes, *self._call_notes(label)])
-        sampler = Sampler(settings or SamplingSettings(), seed, min(self.tokenizer.size, self.config.vocab_size))
+        sampler = Sampler(settings or SamplingSettings(), seed, self.vocab)
         capacity = min(self.context, len(ids) + max_tokens)
         text = ReplyText(self.tokenizer, thinking=thinking and template, stop=stop)
         if self.mtp_head is None:
@@ -141,7 +142,8 @@ class Engine:
         stop_ids = frozenset(self.tokenizer.stop_ids)
         embed = media and functools.partial(self._embed, media, meter, on_step)
         return Reply(
-            ids, text, meter, passes, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, embed=embed
+            ids, text, meter, passes, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, embed=embed,
+            memory=self.memory, capacity=capacity,
         )  # fmt: skip
 
     def generate(self, prompt, **options) -> Result:
@@ -149,13 +151,30 @@ class Engine:
         return self.reply(prompt, **options).result()
 
     def free(self):
-        """Gives back what replies share on a GPU: keys and values, states, workspaces and captured graphs. The next
-        reply makes them again. The vision tower goes to the CPU's memory until the next picture."""
-        self._device_model = None
+        """Gives back what replies share: on a GPU keys and values, states, workspaces and captured graphs, in RAM the
+        beginnings of prompts. The next reply makes them again. The vision tower goes to the CPU's memory."""
+        self.prefix_cache.clear()
+        self._release_vision()
+        self.memory.free()
+
+    def offload(self):
+        """Gives up a GPU's memory: what replies share, and the weights, which go to RAM. Beginnings of prompts stay.
+        A reply that is under way cannot go on; the next one brings all back and writes the same text."""
+        self._release_vision()
+        self.memory.offload()
+
+    def restore(self):
+        """Brings the weights back now. Raises FastQwenError where they do not fit, torch's error where memory ends all
+        the same; they are then in RAM still."""
+        self.memory.restore()
+
+    def bytes_on_device(self) -> int:
+        """Bytes of weights and of what replies share."""
+        return self.memory.bytes
+
+    def _release_vision(self):
         if self.vision is not None:
             self.vision.release()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _prompt_ids(self, prompt, media, system, thinking, template, max_tokens):
         in_front = media is not None and template and isinstance(prompt, str)
@@ -190,20 +209,29 @@ class Engine:
         try:
             found = media.embed(on_done)
         except torch.OutOfMemoryError:
-            if self._device_model is None:
+            if not self.memory.is_shared:
                 raise
-            self._device_model = None
-            torch.cuda.empty_cache()
+            self.memory.free()
             found = media.embed(on_done)
         meter.image_seconds, meter.vision_seconds = media.image_seconds, media.vision_seconds
         return found
 
-    def _passes(self, ids, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
+    def _passes(self, *arguments) -> Passes:
+        passes = self._new_passes(*arguments)
+        if self.prefix_cache.budget_bytes > 0:
+            trunk = self.trunk
+            threads = torch.get_num_threads() if self.device.type == "cpu" else None
+            settings = trunk.kv, trunk.dtype, trunk.chunk, threads
+            passes.session.reuse = PromptReuse(self.prefix_cache, settings, trunk.chunk, passes)
+        return passes
+
+    def _new_passes(self, ids, mtp, sampler, capacity, max_tokens, on_step) -> Passes:
+        self.memory.restore()
         if mtp != "off" and self.mtp_head.short is not None:
             self.mtp_head.short.begin(ids)
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
         drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k)
-        model = self._model_for(capacity, on_step) if len(stop_ids) <= STOPS else None
+        model = self._shared_model(capacity, on_step) if len(stop_ids) <= STOPS else None
         if model is None:
             session, drafter = Session(self.trunk, capacity), self._drafter(mtp, sampler, capacity)
             return HostPasses(session, drafter, sampler, stop_ids=stop_ids, max_tokens=max_tokens)
@@ -216,51 +244,8 @@ class Engine:
             drafts=mtp != "off", stop_ids=stop_ids, max_tokens=max_tokens,
         )  # fmt: skip
 
-    def _model_for(self, capacity, on_step) -> DeviceModel | None:
-        """What a GPU's replies share, for at least `capacity` tokens; None where some operation has no kernel."""
-        self._on_device = self._on_device and round_kernels(self.device)[0]
-        if self._on_device and (self._device_model is None or self._device_model.capacity < capacity):
-            self._device_model = None  # first given back, then made larger
-            room = self._room_for(capacity)
-            vocab = min(self.tokenizer.size, self.config.vocab_size)
-            model = DeviceModel(
-                self.trunk, self.mtp_head, capacity=room, vocab=vocab, graphs=self._graphs,
-                on_part=lambda done, total: on_step(Progress("prepare", done, total)),
-            )  # fmt: skip
-            self._on_device = model.usable
-            self._device_model = model if model.usable else None
-            if {"verify", "first", "next"} <= model.seconds.keys():
-                self._costs.expect(
-                    verify_seconds=model.seconds["verify"], first_seconds=model.seconds["first"],
-                    next_seconds=model.seconds["next"],
-                )  # fmt: skip
-        return self._device_model
-
-    def _room_for(self, capacity: int) -> int:
-        """The class of sizes to allocate for, or what fits of it. Raises FastQwenError where `capacity` does not."""
-        torch.cuda.empty_cache()
-        free = torch.cuda.mem_get_info(self.device)[0]
-
-        attention = self.config.attention
-        layers = sum(kind == FULL for kind in self.config.layer_kinds) + (self.mtp_head is not None)
-
-        def bytes_for(tokens):
-            return layers * cache_bytes(
-                attention.kv_heads, attention.head_dim, capacity=tokens, kind=self.trunk.kv
-            )  # fmt: skip
-
-        room = capacity_class(capacity, self.context)
-        if bytes_for(room) > free * FREE_SHARE:
-            room = tokens_within(int(free * FREE_SHARE), bytes_for, room)
-        if room < capacity and self.vision is not None and self.vision.release():
-            return self._room_for(capacity)
-        if room < capacity:
-            raise FastQwenError(
-                f"{capacity} tokens of prompt and reply need {bytes_for(capacity) / 2**20:.0f} MiB of keys and values; "
-                f"{free / 2**20:.0f} MiB are free on {self.device}, enough for about {room} tokens: lower max_tokens, "
-                "shorten the prompt, or choose int8 keys and values."
-            )
-        return room
+    def _shared_model(self, capacity, on_step):
+        return self.memory.model_for(capacity, lambda done, total: on_step(Progress("prepare", done, total)))
 
     def _chooser(self, mtp, settings):
         if mtp == "auto":

@@ -8,13 +8,16 @@ import torch
 from ..attention import KINDS
 from ..model.chat import ChatTemplate
 from ..model.config import read_config
-from ..model.load import load_model
+from ..model.load import LoadedModel, load_model
 from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
 from ..mtp.short_head import FEWEST, ShortHead, check_short_head
 from ..weights import Checkpoint, FastQwenError
 from .engine import NO_TOWER, Engine
 from .media import Vision
+from .memory import too_big
+from .prefix_cache import DEFAULT_BYTES
+from .streaming import Placement
 
 _DEMO = Path(__file__).resolve().parent.parent / "demo" / "checkpoint"
 # The checkpoint that comes with the package, in the formats it comes in.
@@ -41,6 +44,8 @@ def load(
     kv: str = "auto",
     graphs: bool = True,
     context: int | None = None,
+    prefix_cache_bytes: int = DEFAULT_BYTES,
+    vram_budget: int | None = None,
     offload_vision: bool = False,
     draft_rows: int | None = None,
     draft_format: str | None = None,
@@ -57,6 +62,9 @@ def load(
     kv         how keys and values are kept: "auto" (int8 on a GPU, fp32 on a CPU), "int8", "bf16" or "fp32"
     graphs     on a GPU, capture passes as CUDA graphs and replay them: faster, the same text
     context    prompt and reply together are at most so many tokens; None: as many as the model was made for
+    prefix_cache_bytes  RAM for beginnings of prompts, so that one that comes again is not read again; 0: none
+    vram_budget  on a GPU, at most so many bytes of weights: layers beyond it stay in RAM and are copied in every pass,
+        which is slower, without graphs; keys, values and workspaces come on top. None: all weights on the GPU
     offload_vision  keep the vision tower in the CPU's memory between pictures; it is read at the first one anyway
     draft_rows    drafts choose from the first so many ids (a multiple of 16), the control tokens, and the tokens of the
                   prompt and the reply; 0 or None: from all. Never changes the text
@@ -66,37 +74,75 @@ def load(
     on_load    told (bytes done, bytes in all) after every tensor
     Raises FastQwenError, one sentence, for anything that cannot be loaded.
     """
-    if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
-        raise FastQwenError(f"context is {context!r}: set a whole number of tokens of at least 1.")
-    if draft_rows or draft_format is not None:
-        check_short_head(draft_rows or FEWEST, draft_format)
-    torch_device = resolve_device(device)
+    _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format)
+    torch_device, source, kind = resolve_device(device), resolve_path(path), _kv(kv)
     torch_dtype = _dtype(dtype, torch_device)
-    source = resolve_path(path)
-    kind = _kv(kv)
     checkpoint = Checkpoint.open(source)
     # Everything that headers and small files can tell is told before gigabytes of weights are read.
     config, names = read_config(checkpoint)
     text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
+    _check_vocabulary(text, config)
+    template = ChatTemplate.load(source, text)
+    _check_room(checkpoint, torch_device, quantize, repack, vram_budget)
+    placement = Placement(torch_device, vram_budget)
+    model = load_model(
+        checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind,
+        place=placement.take,
+    )  # fmt: skip
+    head = _head(model, text, draft_rows, draft_format)
+    notes = placement.settle(model.trunk, head)
+    notes += [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes, *_draft_notes(head)]
+    tower = config.vision and Vision(
+        checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision
+    )  # fmt: skip
+    return Engine(
+        model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs and not placement.streams,
+        context=context, vision=tower, no_vision=config.vision_fault or NO_TOWER,
+        prefix_cache_bytes=prefix_cache_bytes,
+    )  # fmt: skip
+
+
+def _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format):
+    if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
+        raise FastQwenError(f"context is {context!r}: set a whole number of tokens of at least 1.")
+    if isinstance(prefix_cache_bytes, bool) or not isinstance(prefix_cache_bytes, int) or prefix_cache_bytes < 0:
+        raise FastQwenError(f"prefix_cache_bytes is {prefix_cache_bytes!r}: set a whole number of at least 0.")
+    if vram_budget is not None and (isinstance(vram_budget, bool) or not vram_budget > 0):
+        raise FastQwenError(f"vram_budget is {vram_budget!r}: set a number of bytes above 0.")
+    if draft_rows or draft_format is not None:
+        check_short_head(draft_rows or FEWEST, draft_format)
+
+
+def _check_vocabulary(text, config):
     if text.size > config.vocab_size:
         raise FastQwenError(
             f"The tokenizer has {text.size} tokens but the checkpoint's table only {config.vocab_size} rows: "
             "give the tokenizer that belongs to this checkpoint."
         )
-    template = ChatTemplate.load(source, text)
-    model = load_model(checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind)
-    head = MtpHead(model.reader, config) if config.has_mtp else None
-    if head is not None and (draft_rows or draft_format is not None):
-        head.short = _short_head(model.trunk, text, draft_rows or config.vocab_size, draft_format)
-    notes = [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes]
-    notes += _draft_notes(head)
-    vision = None
-    if config.vision is not None:
-        vision = Vision(checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision)
-    return Engine(
-        model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs, context=context, vision=vision,
-        no_vision=config.vision_fault or NO_TOWER,
-    )  # fmt: skip
+
+
+def weight_bytes(path, *, quantize: str | None = None, repack: bool = False) -> int:
+    """At least so many bytes of weights `load` will put on a GPU, by the headers of the file alone."""
+    return _least_bytes(Checkpoint.open(resolve_path(path)), quantize, repack)
+
+
+def _least_bytes(checkpoint: Checkpoint, quantize: str | None, repack: bool) -> int:
+    share = 1.0 if quantize is None else {"w4a8": 4.5, "w6a8": 6.5, "int8": 8.0}[quantize] / 16
+    if repack:
+        share *= 6.5 / 8  # of fp8; what has fewer bits grows
+    # A vision tower may not be read, nor an output head that is the embedding table once more.
+    entries = [entry for name, entry in checkpoint.entries.items() if "visual." not in name and "lm_head" not in name]
+    return int(share * sum(min(entry.bytes, 2 * entry.values) for entry in entries))  # fp32 becomes bf16
+
+
+def _check_room(checkpoint, device, quantize, repack, vram_budget):
+    if device.type != "cuda":
+        return
+    torch.cuda.empty_cache()
+    free, needed = torch.cuda.mem_get_info(device)[0], _least_bytes(checkpoint, quantize, repack)
+    needed = needed if vram_budget is None else min(needed, int(vram_budget))
+    if needed > free:
+        raise FastQwenError(too_big(needed, free, device))
 
 
 def resolve_device(name: str) -> torch.device:
@@ -126,12 +172,19 @@ def _kv(name: str) -> str | None:
     return None if name == "auto" else name
 
 
-def _short_head(trunk, text, rows: int, format: str | None) -> ShortHead:
-    always = [text.token_id(name) for name in text.special_names]
-    vocab = min(text.size, trunk.config.vocab_size)
-    return ShortHead(
-        trunk.head.matrices[0][0], rows, vocab=vocab, always=always, format=format, dtype=trunk.dtype
-    )  # fmt: skip
+def _head(model: LoadedModel, text, draft_rows: int | None, draft_format: str | None) -> MtpHead | None:
+    """The MTP head, if there is one; `short` if drafts choose from some rows or read a copy of them."""
+    config, trunk = model.config, model.trunk
+    if not config.has_mtp:
+        return None
+    head = MtpHead(model.reader, config)
+    if draft_rows or draft_format is not None:
+        always = [text.token_id(name) for name in text.special_names]
+        head.short = ShortHead(
+            trunk.head.matrices[0][0], draft_rows or config.vocab_size, vocab=min(text.size, config.vocab_size),
+            always=always, format=draft_format, dtype=trunk.dtype,
+        )  # fmt: skip
+    return head
 
 
 def _unused(names: Sequence[str], config) -> list[str]:

@@ -1,5 +1,6 @@
 """The images and videos of one reply: sizes before anything runs, embeddings when it does."""
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,16 @@ class Embedded:
 
     spans: Sequence[tuple[int, Tensor]]
     positions: Tensor
+
+    def contents(self) -> list[tuple[int, bytes]]:
+        """(index of the first token, digest of what stands there and where) of every span: what a trunk is told of it
+        beside token ids."""
+        found = []
+        for first, rows in self.spans:
+            digest = hashlib.sha256(rows.contiguous().cpu().view(torch.uint8).numpy())
+            digest.update(self.positions[:, first : first + len(rows)].contiguous().cpu().numpy())
+            found.append((first, digest.digest()))
+        return found
 
     def fill(self, start: int, embeddings: Tensor):
         """Overwrites rows of `embeddings` [T, H], the prompt's tokens from `start` on, where they are pictures'."""

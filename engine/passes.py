@@ -7,19 +7,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..attention import KVCache
 from ..mtp.acceptance import accept
-from ..mtp.drafts import Drafter, Outcome
+from ..mtp.drafts import Drafter, Outcome, PromptRows
 from .sampling import Sampler
 from .session import Session
 
 
-class Passes(Protocol):
+class Passes(PromptRows, Protocol):
     """What the generate loop asks for, on a CPU or a GPU."""
 
     session: Session
-
-    def prompt(self, embeddings: Tensor, hidden: Tensor, positions: Tensor):
-        """Told of every chunk of the prompt (mtp/drafts.py)."""
 
     def first(self, logits: Tensor) -> int:
         """The reply's first token, from the logits [V] behind the prompt."""
@@ -49,6 +47,17 @@ class HostPasses:
 
     def prompt(self, embeddings: Tensor, hidden: Tensor, positions: Tensor):
         self._drafter.prompt(embeddings, hidden, positions)
+
+    @property
+    def prompt_cache(self) -> KVCache | None:
+        return self._drafter.prompt_cache
+
+    @property
+    def waiting_row(self) -> tuple[Tensor, Tensor]:
+        return self._drafter.waiting_row
+
+    def resume(self, hidden: Tensor, positions: Tensor, next_position: int):
+        self._drafter.resume(hidden, positions, next_position)
 
     def first(self, logits: Tensor) -> int:
         self._reply = [self._drawn(logits, ())]

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from ..weights import FastQwenError
 from .loop import OnStep, run
 from .media import Embedded
+from .memory import EngineMemory
 from .passes import Passes
 from .report import STOP_TEXT, Meter, Report
 from .text import Delta, ReplyText
@@ -23,7 +25,9 @@ class Result:
 class Reply:
     """A reply being written. Iterating runs the model and yields Deltas; `result()` runs whatever is left.
 
-    embed   gives what stands in the prompt's picture tokens, or None where the reply was ended meanwhile
+    embed     gives what stands in the prompt's picture tokens, or None where the reply was ended meanwhile
+    memory    the model's: a reply cannot go on once it was given up
+    capacity  how many tokens it may have, its prompt included
     After an exception (a callback's, say) `result()` raises it again.
     """
 
@@ -37,9 +41,12 @@ class Reply:
         stop_ids: Collection[int],
         max_tokens: int,
         on_step: OnStep,
+        memory: EngineMemory,
+        capacity: int,
         embed: Callable[[], Embedded | None] | None = None,
     ):
         self.prompt_ids, self.embed = ids, embed
+        self._memory, self._capacity = memory, capacity
         self._text, self._meter = text, meter
         self._tokens: list[int] = []
         self._result: Result | None = None
@@ -53,15 +60,25 @@ class Reply:
                 if pictures is None:
                     return
             passes = make_passes()
+            epoch = memory.epoch
             try:
-                yield from run(
+                for tokens in run(
                     passes, ids, stop_ids=stop_ids, max_tokens=max_tokens, on_step=on_step, meter=meter,
                     pictures=pictures,
-                )  # fmt: skip
+                ):  # fmt: skip
+                    yield tokens
+                    if memory.epoch != epoch:
+                        raise FastQwenError("The model was unloaded while this reply was written: run it again.")
             finally:
                 meter.planner = passes.report()
+                meter.reused(passes.session.reuse)
 
         self._deltas = self._run(new_tokens())
+
+    @property
+    def bytes_needed(self) -> int:
+        """About what it will allocate beside what is there."""
+        return self._memory.reply_bytes(self._capacity)
 
     def __iter__(self) -> Iterator[Delta]:
         return self._deltas

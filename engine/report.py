@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from ..mtp.drafts import Outcome
+from .prefix_cache import PromptReuse
 
 STOP_TOKEN, LENGTH, STOP_TEXT, INTERRUPTED = "stop token", "length", "stop text", "interrupted"
 
@@ -32,6 +33,7 @@ class Report:
 
     acceptance[level][rank] counts accepted drafts; shapes counts verify passes by the draft tree's widths. mtp says
     what drafted: "off", "auto" or a chain's length; planner holds the scores by which "auto" chose.
+    cached_tokens of the prompt were read before (engine/prefix_cache.py), which saved about cached_seconds.
     image_tokens are the prompt's of images and videos; image_seconds were spent on preparing their pixels and
     vision_seconds in the vision tower, both before the prefill.
     peak_memory_bytes is the GPU allocator's peak during the reply, or the process's peak on a CPU.
@@ -39,7 +41,9 @@ class Report:
 
     prompt_tokens: int
     new_tokens: int
+    cached_tokens: int
     prefill_seconds: float
+    cached_seconds: float
     decode_seconds: float
     tokens_per_second: float
     verify_passes: int
@@ -65,10 +69,13 @@ class Report:
         """For people: the notes, and the numbers in one line."""
         return [
             *(f"note: {note}" for note in self.notes),
-            f"[{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, prompt {self.prompt_tokens} tokens "
-            f"in {self.prefill_seconds:.2f} s{self._images()}, stopped: {self.stop_reason}, "
+            f"[{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, prompt {self.prompt_tokens} tokens"
+            f"{self._cached()} in {self.prefill_seconds:.2f} s{self._images()}, stopped: {self.stop_reason}, "
             f"mtp: {self.mtp}{self._drafts()}]",
         ]
+
+    def _cached(self) -> str:
+        return f" ({self.cached_tokens} read before)" if self.cached_tokens else ""
 
     def _images(self) -> str:
         if not self.image_tokens:
@@ -89,8 +96,10 @@ class Meter:
     device: torch.device
     notes: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     new_tokens: int = 0
     prefill_seconds: float = 0.0
+    cached_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     passes: int = 0
@@ -113,6 +122,11 @@ class Meter:
     def prefilled(self, seconds: float):
         """The prompt is in; decoding starts now."""
         self.prefill_seconds, self._decode_started = seconds, time.perf_counter()
+
+    def reused(self, reuse: PromptReuse | None):
+        """What was not read again."""
+        if reuse is not None:
+            self.cached_tokens, self.cached_seconds = reuse.tokens, reuse.seconds_saved
 
     def drew(self, count: int):
         """`count` more reply tokens were drawn; decoding has lasted until now."""
@@ -151,7 +165,9 @@ class Meter:
         return Report(
             prompt_tokens=self.prompt_tokens,
             new_tokens=new_tokens,
+            cached_tokens=self.cached_tokens,
             prefill_seconds=self.prefill_seconds,
+            cached_seconds=self.cached_seconds,
             decode_seconds=self.decode_seconds,
             tokens_per_second=self.tokens_per_second,
             verify_passes=self.passes,

@@ -1,5 +1,6 @@
 """One sequence on one model: the committed tokens and the trunk's state for them."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
@@ -10,10 +11,12 @@ from ..model.state import TrunkState
 from ..model.trunk import Trunk
 from ..weights import FastQwenError
 from .media import Embedded
+from .prefix_cache import PromptReuse
 
 
 class Session:
     """`tokens` are committed and the state is theirs; `hidden` is the final hidden state [H] of the last of them.
+    `reuse` is where beginnings of prompts are looked for and kept, if anywhere.
 
     An exception inside a pass marks the session invalid, since some layers may have moved and others not; between
     passes it is always whole. An invalid session refuses further use.
@@ -26,6 +29,7 @@ class Session:
             self.state = trunk.new_state(capacity) if state is None else state
         self.tokens: list[int] = []
         self.valid = True
+        self.reuse: PromptReuse | None = None
         self._rows: Tensor | None = None  # hidden states of the staged rows
 
     @property
@@ -50,8 +54,15 @@ class Session:
         """
         if not ids or len(ids) > self.room:
             raise FastQwenError(f"A prompt of {len(ids)} tokens was given where 1 to {self.room} fit.")
-        done, first = 0, self.state.next_position
+        reuse = None if self.tokens else self.reuse  # of an empty session: decoding leaves other bits than a prompt
+        if reuse is not None and pictures is not None:
+            reuse.contents = pictures.contents()
+        first = self.state.next_position
+        done = self._resume(ids, reuse)
+        if done and on_chunk(done):
+            return None
         while done < len(ids):
+            started = time.perf_counter()
             chunk = ids[done : done + self.trunk.chunk - len(self.tokens) % self.trunk.chunk]
             with self._pass():
                 embeddings = self.trunk.embed(chunk)
@@ -65,10 +76,21 @@ class Session:
                 on_hidden(embeddings, hidden, places)
                 self.tokens += chunk
             done += len(chunk)
+            if reuse is not None:
+                with torch.inference_mode():
+                    reuse.keep(ids, self.state, time.perf_counter() - started)
             if on_chunk(done):
                 return None
         with torch.inference_mode():
             return self.trunk.logits(hidden[-1])
+
+    def _resume(self, ids, reuse):
+        if reuse is None:
+            return 0
+        with self._pass():
+            known = reuse.resume(ids, self.state)
+            self.tokens += ids[:known]
+        return known
 
     def verify(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         """One pass over a tree of up to eight rows; nothing is committed. Returns logits [SLOTS, V] float32."""

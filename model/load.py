@@ -7,6 +7,7 @@ import torch
 
 from ..weights import Checkpoint, Reader
 from ..weights.formats import require_plain
+from .block import Block
 from .config import ModelConfig, check_shapes, read_config
 from .convert import choose
 from .trunk import Trunk
@@ -35,12 +36,14 @@ def load_model(
     quantize: str | None = None,
     repack: bool = False,
     kv: str | None = None,
+    place: Callable[[Block], Block] = lambda block: block,
 ) -> LoadedModel:
     """on_read is told (bytes done, bytes in all) after every tensor.
 
     quantize  quantises plain weights as `fastqwen quantize --format` would, in memory
     kv        how keys and values are kept, a key of attention.KINDS; default_kv decides if it is None
     repack    layers of formats without a kernel become W6A8 instead of `dtype`
+    place     given every layer as soon as it is read; what it returns takes the layer's place
 
     Raises FastQwenError for another architecture, or a missing, wrong-shaped or damaged tensor.
     """
@@ -61,4 +64,4 @@ def load_model(
         repack=repack,
         on_read=on_read,
     )
-    return LoadedModel(config, Trunk(reader, config, kv or default_kv(device)), reader)
+    return LoadedModel(config, Trunk(reader, config, kv or default_kv(device), place=place), reader)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..attention import KVCache
 from ..deltanet import DeltaNetState, KernelState
@@ -32,6 +33,25 @@ class TrunkState:
             for layer in self.layers:
                 layer.reset()
         self.length = self.next_position = 0
+
+    def rows(self, start: int) -> list[tuple[Tensor, ...]]:
+        """What prompt tokens left, for `restore`: of an attention layer the keys and values from token `start` on, of
+        any other its window and recurrent state. Views; nothing may be pending."""
+        return [
+            layer.rows(start, self.length) if isinstance(layer, KVCache) else (layer.window, layer.recurrent)
+            for layer in self.layers
+        ]
+
+    def restore(self, parts: Sequence[Sequence[tuple[Tensor, ...]]], *, length: int, next_position: int):
+        """Brings an empty state to where copies of `rows` were taken, one part behind the other; same bytes."""
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, KVCache):
+                for part in parts:
+                    layer.restore(part[index])
+            else:
+                device = layer.recurrent.device
+                layer.replace(*(tensor.to(device, copy=True) for tensor in parts[-1][index]))
+        self.length, self.next_position = length, next_position
 
     def flush(self):
         """Writes what is still pending, so that every layer holds its committed state."""

@@ -1,6 +1,6 @@
 """The hybrid trunk: embedding, layers, final norm, head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from ..kernels.rounds import Round
 from ..kernels.rows import SLOTS, depths, each_row
 from ..weights import Projection, Reader
 from ..weights.backend import dependent_launch
-from .block import read_block
+from .block import Block, read_block
 from .config import ModelConfig
 from .family import FULL
 from .state import TrunkState
@@ -32,12 +32,15 @@ class Trunk:
     chunk           prompts are run in chunks at absolute multiples of this many tokens
     """
 
-    def __init__(self, reader: Reader, config: ModelConfig, kv: str):
+    def __init__(
+        self, reader: Reader, config: ModelConfig, kv: str, *, place: Callable[[Block], Block] = lambda block: block
+    ):
+        """place: given every layer as soon as it is read; what it returns takes the layer's place."""
         self.config, self.device, self.dtype, self.kv = config, reader.device, reader.dtype, kv
         self.chunk = CHUNKS.get(reader.device.type, GPU_CHUNK)
         self.rotary = Rotary(config.rotary, reader.device)
         self.embedding = reader.linear("embed_tokens")
-        self.blocks = [self._block(reader, index, kind) for index, kind in enumerate(config.layer_kinds)]
+        self.blocks = [place(self._block(reader, index, kind)) for index, kind in enumerate(config.layer_kinds)]
         self.norm = reader.vector("norm.weight")
         head = self.embedding if config.tied_head else reader.linear("lm_head")
         self.head = Projection([(head, (config.vocab_size,))])

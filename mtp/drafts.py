@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ..attention import KVCache
 from .acceptance import Accepted
 from .tree import OFF, Tree
 
@@ -29,11 +30,27 @@ class Outcome:
     verify_seconds: float
 
 
-class Drafter(Protocol):
-    """Chooses a tree for the next pass, fills it, and learns what was accepted."""
+class PromptRows(Protocol):
+    """What an MTP head keeps of a prompt: a row of every token but the last, whose next token is not known yet."""
 
     def prompt(self, embeddings: Tensor, hidden: Tensor, positions: Tensor):
         """Told of every chunk of the prompt: embeddings and final hidden states [T, H], rotary positions [3, T]."""
+
+    @property
+    def prompt_cache(self) -> KVCache | None:
+        """The cache that holds the rows; None where none are made, and then the rest is not called."""
+
+    @property
+    def waiting_row(self) -> tuple[Tensor, Tensor]:
+        """Final hidden state [1, H] and rotary positions [3, 1] of the last token so far."""
+
+    def resume(self, hidden: Tensor, positions: Tensor, next_position: int):
+        """Goes on behind a beginning whose rows were put into the cache; the waiting row and the rotary position of the
+        token after it are as they were there."""
+
+
+class Drafter(PromptRows, Protocol):
+    """Chooses a tree for the next pass, fills it, and learns what was accepted."""
 
     def tree(self) -> Tree:
         """The shape of the next pass."""
@@ -50,6 +67,8 @@ class Drafter(Protocol):
 
 class NoDrafts:
     """Plain decoding: every pass is the root alone, and nothing is kept."""
+
+    prompt_cache = None
 
     def prompt(self, embeddings: Tensor, hidden: Tensor, positions: Tensor):
         """Nothing to prepare."""

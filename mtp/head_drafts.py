@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..attention import KVCache
 from ..model.trunk import Trunk
 from .drafts import Outcome
 from .head import MtpHead
@@ -53,6 +54,17 @@ class HeadDrafts:
             self._head.prefill(following, rows[:-1], places[:, :-1], cache=self._cache)
         self._hidden, self._places = [rows[-1:]], [places[:, -1:]]
         self._next = max(self._next, int(positions.max()) + 1)
+
+    @property
+    def prompt_cache(self) -> KVCache:
+        return self._cache
+
+    @property
+    def waiting_row(self) -> tuple[Tensor, Tensor]:
+        return self._hidden[-1], self._places[-1]
+
+    def resume(self, hidden: Tensor, positions: Tensor, next_position: int):
+        self._hidden, self._places, self._next = [hidden], [positions], next_position
 
     def tree(self) -> Tree:
         return self._planner.tree()

@@ -1,13 +1,23 @@
-"""The adapter to a running ComfyUI: its device, model folders, bundled tokenizer, progress bar and interrupt.
+"""The adapter to a running ComfyUI: its device, folders, bundled tokenizer, progress bar, messages and interrupt.
 
-The only file that uses `comfy` and `folder_paths`; both exist only inside ComfyUI, so they are imported where used.
+`comfy`, `folder_paths` and `server` exist only inside ComfyUI, so they are imported where used. nodes/patcher.py, which
+only this file imports, has what concerns memory.
 """
 
 import os
 
-from ..engine import load
+import torch
+
+from ..engine import load, weight_bytes
 from . import folders
-from .clip import FastQwenClip, shared_engine
+from .clip import FastQwenClip, every_shared_engine, shared_engine
+from .live import EVENT, LiveText
+from .options import LoadOptions
+
+DEFAULTS = LoadOptions()
+
+LOAD_ROOM = 1.1  # of the weights: one layer is there twice while it is packed
+WEIGHT_SHARE = 0.8  # of a GPU's memory; keys and values, a prompt's rows and the desktop need the rest
 
 
 def register_folders():
@@ -31,19 +41,60 @@ def resolve(name):
     return folders.resolve(name, folder_paths)
 
 
-def open_clip(name):
-    """The handle of a choice, with its engine loaded. Raises FastQwenError for a bad name or checkpoint."""
-    clip = FastQwenClip(name, shared_engine(resolve(name), load_engine))
+def open_clip(name, options=DEFAULTS):
+    """The handle of a choice, with its engine loaded. Raises FastQwenError for a bad name, option or checkpoint."""
+    from . import patcher
+
+    clip = FastQwenClip(name, shared_engine((resolve(name), options), load_engine), Watch)
+    patcher.attach(clip.shared)
     clip.load()
+    clip.shared.patcher.bring_in()
     return clip
 
 
-def load_engine(path):
-    """Loads a checkpoint onto the device that ComfyUI computes on."""
+def load_engine(key):
+    """Loads a checkpoint, key (path, LoadOptions), onto the device that ComfyUI computes on."""
     import comfy.model_management
 
-    device = str(comfy.model_management.get_torch_device())
-    return load(path, device=device, comfy_tokenizer_folder=bundled_tokenizer_folder(), on_load=Watch())
+    path, options = key
+    arguments = options.arguments()
+    device = torch.device(comfy.model_management.get_torch_device())
+    if device.type != "cpu":
+        weights, asked = weight_bytes(path, quantize=arguments.get("quantize")), arguments.get("vram_budget")
+        budget = make_room(weights if asked is None else min(weights, asked), device)
+        arguments["vram_budget"] = budget if asked is None else asked
+    folder = bundled_tokenizer_folder()
+    return load(path, device=str(device), comfy_tokenizer_folder=folder, on_load=Watch(), **arguments)
+
+
+def make_room(weights, device):
+    """Has models go that are not in use before so many bytes are read. Returns the engine's VRAM budget: None unless
+    they are too many for the GPU."""
+    import comfy.model_management
+
+    needed = weights * LOAD_ROOM
+    share = comfy.model_management.get_total_memory(device) * WEIGHT_SHARE
+    comfy.model_management.free_memory(min(needed, share), device)
+    return None if needed <= share else int(share)
+
+
+def unload(clip=None):
+    """Frees the memory of a handle's model, or of every FastQwen model; each is loaded again when it is next used.
+
+    Returns how many there were.
+    """
+    import comfy.model_management
+
+    freed = sum(shared.unload() for shared in ([clip.shared] if clip is not None else every_shared_engine()))
+    comfy.model_management.soft_empty_cache()
+    return freed
+
+
+def preset_folder():
+    """Where users keep presets of the prompt enhancer."""
+    import folder_paths
+
+    return os.path.join(folder_paths.get_user_directory(), "fastqwen", "presets")
 
 
 def bundled_tokenizer_folder():
@@ -58,22 +109,38 @@ def bundled_tokenizer_folder():
 
 
 class Watch:
-    """Moves ComfyUI's progress bar and lets its interrupt through, at every tensor loaded and every step of a reply.
+    """Moves ComfyUI's progress bar, shows text on the node and lets the interrupt through.
 
-    Both calls raise ComfyUI's InterruptProcessingException (a BaseException) when the user stopped the run.
+    Asked at every tensor loaded and every step of a reply; raises ComfyUI's InterruptProcessingException (a
+    BaseException) when the user stopped the run.
     """
 
     def __init__(self):
         self._phase = None
         self._bar = None
+        self._live = LiveText(_sender())
 
     def __call__(self, done, total):
         """The engine's `on_load`."""
         self._show("load", done, total)
 
+    def next_reply(self):
+        """The node goes on to write another reply: a new bar, and a gap in the text shown."""
+        self._phase = None
+        self._live.next_reply()
+
     def on_step(self, progress):
         """The engine's `on_step`. The bar fills once while reading the prompt and once while writing."""
         self._show(progress.phase, progress.done, progress.total)
+        self._live.on_step(progress)
+
+    def on_text(self, delta):
+        """A piece of the reply."""
+        self._live.on_text(delta)
+
+    def flush(self):
+        """The reply is whole."""
+        self._live.flush()
 
     def _show(self, phase, done, total):
         import comfy.model_management
@@ -85,3 +152,17 @@ class Watch:
             self._phase = phase
             self._bar = comfy.utils.ProgressBar(total)
         self._bar.update_absolute(done, total)
+
+
+def _sender():
+    """Sends live text to the browser that queued the workflow, named with the node that runs; drops it without one."""
+    from comfy_execution.utils import get_executing_context
+    from server import PromptServer
+
+    context, server = get_executing_context(), getattr(PromptServer, "instance", None)
+
+    def send(message):
+        if context is not None and server is not None and server.client_id is not None:
+            server.send_sync(EVENT, {"node": context.node_id, **message}, server.client_id)
+
+    return send

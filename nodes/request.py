@@ -1,18 +1,25 @@
 """From a node's widget values to what the engine takes."""
 
+import re
 from dataclasses import dataclass
 
 from ..engine import GREEDY, MTP_CHOICES, SamplingSettings
 from ..weights import FastQwenError
 
 SAMPLING_MODES = ("on", "off")
+CORE_FPS = 24.0  # what ComfyUI's own text node takes a batch of frames for
+_ESCAPES = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 
 
 @dataclass(frozen=True)
 class TextRequest:
-    """One reply to write: the arguments of `Engine.reply` that the node sets."""
+    """One reply to write: the arguments of `Engine.reply` that the nodes set. `prompt` is a text or messages.
 
-    prompt: str
+    `images` are tensors [H, W, C] in 0..1, in the order of their places in the prompt; `videos` are pairs of frames
+    [F, H, W, C] and frames a second, and come after them.
+    """
+
+    prompt: str | list
     system: str | None
     thinking: bool
     template: bool
@@ -20,6 +27,24 @@ class TextRequest:
     seed: int
     max_tokens: int
     mtp: str
+    stop: tuple[str, ...] = ()
+    images: tuple = ()
+    videos: tuple = ()
+
+    def arguments(self):
+        """Keyword arguments of `Engine.reply`; pictures only where there are some."""
+        given = dict(
+            system=self.system,
+            thinking=self.thinking,
+            template=self.template,
+            settings=self.settings,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            mtp=self.mtp,
+            stop=self.stop,
+        )
+        shown = dict(images=list(self.images), videos=list(self.videos))
+        return given | {name: items for name, items in shown.items() if items}
 
 
 def check_choices(sampling_mode, mtp):
@@ -42,14 +67,37 @@ def request_from_inputs(inputs):
         system=inputs.get("system_prompt") or None,  # an empty text box means no system turn, not an empty one
         thinking=inputs.get("thinking", False),
         template=inputs.get("use_default_template", True),
-        settings=_settings(inputs),
+        settings=sampling(inputs),
         seed=inputs["seed"],
         max_tokens=inputs["max_length"],
         mtp=mtp,
+        stop=stop_lines(inputs.get("stop_texts") or ""),
+        images=pictures(inputs.get("images")),
+        videos=clips(inputs.get("video"), inputs.get("video_fps", CORE_FPS)),
     )
 
 
-def _settings(inputs):
+def stop_lines(text):
+    r"""Stop texts, one a line; empty lines count for nothing. `\n`, `\t` and `\\` stand for what cannot be typed."""
+    lines = [line for line in text.splitlines() if line]
+    return tuple(re.sub(r"\\[nt\\]", lambda match: _ESCAPES[match[0]], line) for line in lines)
+
+
+def pictures(images):
+    """ComfyUI's pictures as a tuple of [H, W, C]: a batch [B, H, W, C], a list of batches or pictures, or None."""
+    if images is None:
+        return ()
+    batches = images if isinstance(images, (list, tuple)) else [images]
+    return tuple(picture for batch in batches for picture in (batch if batch.ndim == 4 else [batch]))
+
+
+def clips(frames, fps):
+    """ComfyUI's video, a batch of frames [F, H, W, C] or None, as the engine's videos."""
+    return () if frames is None else ((frames, float(fps)),)
+
+
+def sampling(inputs):
+    """The sampling settings of a text node's inputs, or of a call to ComfyUI's `clip.generate`."""
     if inputs["sampling_mode"] == "off":
         return GREEDY
     return SamplingSettings(
@@ -58,5 +106,5 @@ def _settings(inputs):
         top_p=inputs["top_p"],
         min_p=inputs["min_p"],
         repetition_penalty=inputs["repetition_penalty"],
-        presence_penalty=inputs.get("presence_penalty", 0.0),
+        presence_penalty=inputs.get("presence_penalty") or 0.0,
     )

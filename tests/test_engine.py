@@ -105,7 +105,8 @@ def test_report_has_every_number_and_is_json(engine):
     report = engine.generate("a fox", settings=HOT, max_tokens=10, mtp="off").report
     value = json.loads(json.dumps(report.to_dict()))
     assert set(value) == {
-        "prompt_tokens", "new_tokens", "prefill_seconds", "decode_seconds", "tokens_per_second", "verify_passes",
+        "prompt_tokens", "new_tokens", "cached_tokens", "prefill_seconds", "cached_seconds", "decode_seconds",
+        "tokens_per_second", "verify_passes",
         "accepted_per_pass", "acceptance", "shapes", "draft_ms", "verify_ms", "peak_memory_bytes", "stop_reason",
         "mtp", "planner", "notes", "image_tokens", "image_seconds", "vision_seconds",
     }  # fmt: skip
@@ -149,13 +150,15 @@ def test_keys_and_values_that_do_not_fit_are_refused_with_what_would(folder, mon
     engine = load(folder, device="cpu", kv="fp32")
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2**20, 2**30))
-    assert engine._room_for(500) == 1024
+    assert engine.memory.room_for(500) == 1024
     with pytest.raises(
         FastQwenError, match="4000 tokens of prompt and reply need .* MiB .*enough for about 1[0-9]{3} "
     ):
-        engine._room_for(4000)
+        engine.memory.room_for(4000)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2**40, 2**41))
-    assert engine._room_for(3000) == engine.config.max_positions  # 4096 is the next class and the model's own limit
+    assert (
+        engine.memory.room_for(3000) == engine.config.max_positions
+    )  # 4096 is the next class and the model's own limit
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What a reply makes of the images it is given: budgets, places, interruptions, checkpoints without a tower."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import quantised
@@ -73,15 +74,15 @@ def test_a_picture_that_does_not_fit_the_memory_is_tried_without_what_replies_sh
     calls, embed = [], Media.embed
 
     def short_of_memory(media, on_done):
-        calls.append(engine._device_model)
-        if engine._device_model is not None:
+        calls.append(engine.memory.is_shared)
+        if engine.memory.is_shared:
             raise torch.OutOfMemoryError("no memory")
         return embed(media, on_done)
 
     monkeypatch.setattr(Media, "embed", short_of_memory)
-    monkeypatch.setattr(engine, "_device_model", "buffers")
+    monkeypatch.setattr(engine.memory, "_model", SimpleNamespace(release=lambda: None))
     assert engine.generate("x", images=[picture(16, 16, 1)], max_tokens=1).report.vision_seconds > 0
-    assert calls == ["buffers", None]
+    assert calls == [True, False]
 
 
 def test_the_tower_can_leave_the_device_and_come_back(folder, engine):
@@ -90,6 +91,19 @@ def test_the_tower_can_leave_the_device_and_come_back(folder, engine):
     engine.free()
     assert engine.generate("x", **options).token_ids == wanted
     assert load(folder, device="cpu", offload_vision=True).generate("x", **options).token_ids == wanted
+
+
+@pytest.mark.parametrize("mtp", ["off", "auto"])
+def test_a_prompt_that_was_read_before_is_known_by_its_pictures(folder, mtp):
+    engine, plain = load(folder, device="cpu"), load(folder, device="cpu", prefix_cache_bytes=0)
+    engine.trunk.chunk = plain.trunk.chunk = 16
+    options = {"settings": GREEDY, "max_tokens": 6, "mtp": mtp}
+    same, other = picture(40, 24, 1), picture(40, 24, 2)
+    first, second = "what is it?", "what was it, then?"
+    for prompt, shown, known in ((first, same, 0), (second, same, 16), (first, other, 0), (first, same, 48)):
+        found = engine.generate(prompt, images=[shown], **options)
+        assert found.token_ids == plain.generate(prompt, images=[shown], **options).token_ids
+        assert found.report.cached_tokens == known
 
 
 def test_a_checkpoint_without_a_usable_tower_says_so(folder, tmp_path):

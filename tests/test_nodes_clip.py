@@ -4,15 +4,17 @@ import copy
 import gc
 import io
 import logging
+import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from fastqwen.nodes.clip import FastQwenClip, NotTextGeneration, require_fastqwen, shared_engine
+from fastqwen.engine import GREEDY
+from fastqwen.nodes.clip import FastQwenClip, NotTextGeneration, every_shared_engine, require_fastqwen, shared_engine
+from fastqwen.nodes.request import TextRequest
 from fastqwen.weights import FastQwenError
 
-REQUEST = SimpleNamespace(
-    prompt="p", system=None, thinking=False, template=True, settings=None, seed=0, max_tokens=4, mtp="auto"
-)
+REQUEST = TextRequest("p", None, False, True, settings=GREEDY, seed=0, max_tokens=4, mtp="auto")
 
 
 class FakeEngine:
@@ -22,16 +24,43 @@ class FakeEngine:
         self.path = path
         self.notes = list(notes)
         self.calls = []
+        self.freed = False
 
     def reply(self, prompt, *, on_step, **arguments):
         self.calls.append((prompt, arguments))
-        return SimpleNamespace(result=lambda: self.finish(prompt, on_step))
+        return FakeReply(lambda: self.finish(prompt, on_step), prompt)
+
+    def free(self):
+        self.freed = True
 
     def finish(self, prompt, on_step):
         if on_step is not None:
             on_step(SimpleNamespace(phase="decode", done=1, total=4, tokens_per_second=None))
         report = SimpleNamespace(new_tokens=4, tokens_per_second=None, stop_reason="length", notes=self.notes)
         return SimpleNamespace(text=prompt.upper(), thinking="", report=report)
+
+
+class FakeReply:
+    def __init__(self, result, prompt):
+        self.result = result
+        self.deltas = [SimpleNamespace(kind="answer", text=letter) for letter in prompt]
+
+    def __iter__(self):
+        return iter(self.deltas)
+
+
+class Watch:
+    """Looks on; `on_step` may be replaced."""
+
+    def __init__(self, on_step=lambda progress: None):
+        self.on_step = on_step
+        self.text = ""
+
+    def on_text(self, delta):
+        self.text += delta.text
+
+    def flush(self):
+        self.text += "."
 
 
 @pytest.fixture
@@ -79,6 +108,32 @@ def test_the_engine_goes_with_its_last_handle(loads):
     assert len(loads.made) == 2
 
 
+def test_unloading_frees_the_engine_and_the_next_use_loads_it_again(loads):
+    clip = FastQwenClip("m", shared_engine(("unload", 1), loads))
+    assert clip.shared in every_shared_engine()
+    assert clip.shared.unload() is False
+    clip.generate_text(REQUEST)
+    assert clip.shared.unload() is True and loads.made[0].freed
+    engine = weakref.ref(loads.made.pop())
+    assert engine() is None, "something still holds the engine"
+    assert clip.generate_text(REQUEST).text == "P"
+    del clip
+    gc.collect()
+    assert not [shared for shared in every_shared_engine() if shared.key == ("unload", 1)]
+
+
+def test_other_load_options_are_another_engine(loads):
+    first, second = (FastQwenClip("m", shared_engine(("p", option), loads)) for option in ("int8", "bf16"))
+    first.load(), second.load()
+    assert [engine.path for engine in loads.made] == [("p", "int8"), ("p", "bf16")]
+
+
+def test_text_is_shown_while_it_is_written(loads):
+    watch = Watch()
+    FastQwenClip("m", shared_engine("watched", loads)).generate_text(replace(REQUEST, prompt="abc"), watch)
+    assert watch.text == "abc."
+
+
 def test_a_failed_load_is_tried_again():
     outcomes = [FastQwenError("broken"), FakeEngine("p")]
 
@@ -103,7 +158,7 @@ def test_an_exception_from_on_step_passes_and_the_next_run_works(loads):
 
     clip = FastQwenClip("m", shared_engine("interrupted", loads))
     with pytest.raises(Interrupted):
-        clip.generate_text(REQUEST, on_step=interrupt)
+        clip.generate_text(REQUEST, Watch(interrupt))
     assert clip.generate_text(REQUEST).text == "P"
 
 
@@ -119,10 +174,11 @@ def test_out_of_memory_stays_torchs_own_error():
 
 def test_unknown_attributes_are_absent_and_say_why(loads):
     clip = FastQwenClip("m", shared_engine("attributes", loads))
-    assert not hasattr(clip, "tokenize")
-    assert getattr(clip, "patcher", None) is None
-    with pytest.raises(NotTextGeneration, match=r"^The model from 'Load FastQwen' only writes text .* 'tokenize': "):
-        clip.tokenize("text")
+    assert not hasattr(clip, "encode_from_tokens")
+    with pytest.raises(NotTextGeneration, match=r"^The model from 'Load FastQwen' only writes text .* 'encode_from"):
+        clip.encode_from_tokens_scheduled(clip.tokenize("text"))
+    with pytest.raises(NotTextGeneration, match=r"only writes text .*tokens\['l'\]"):
+        clip.tokenize("text")["l"]
     assert loads.made == []
 
 

@@ -185,8 +185,8 @@ def test_rounds_on_the_device_decode_behind_images_as_the_host_does(oracle, tmp_
     engine = load(tiny_vision.save_folder(oracle, tmp_path), device="cuda", dtype="fp32", kv="int8")
     options = {"images": PICTURES, "settings": settings, "max_tokens": 40, "seed": 3}
     found = {mtp: engine.generate("What is it?", mtp=mtp, **options).token_ids for mtp in ("off", "3", "auto")}
-    assert engine._device_model is not None, "no kernels took the passes"
-    engine._on_device = False
+    assert engine.memory.is_shared, "no kernels took the passes"
+    engine.memory._on_device = False
     wanted = engine.generate("What is it?", mtp="off", **options).token_ids
     assert set(found.values()) == {wanted}
 

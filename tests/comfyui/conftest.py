@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from .material import write_models, write_tiny
+from .material import write_models, write_seeing, write_tiny
 from .server import HERE, ROOT, NotRun, Server, checkout
 
 PACK = "ComfyUI-FastQwen"
@@ -66,17 +66,18 @@ def library(tmp_path_factory):
     from fastqwen.engine import load
     from fastqwen.nodes.request import request_from_inputs
 
-    tiny = tmp_path_factory.mktemp("library") / "tiny"
-    write_tiny(tiny)
-    paths = {"tiny": tiny, "demo": "demo"}
+    folder = tmp_path_factory.mktemp("library")
+    write_tiny(folder / "tiny")
+    write_seeing(folder / "seeing")
+    paths = {"tiny": folder / "tiny", "seeing": folder / "seeing", "demo": "demo"}
     engines = {}
 
     def library(nodes, **inputs):
         model = nodes["1"]["inputs"]["model"]
         if model not in engines:
             engines[model] = load(paths[model], device="cpu")
-        request = vars(request_from_inputs(nodes["2"]["inputs"] | inputs)).copy()
-        return engines[model].reply(request.pop("prompt"), **request).result()
+        request = request_from_inputs(nodes["2"]["inputs"] | inputs)
+        return engines[model].reply(request.prompt, **request.arguments()).result()
 
     return library
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -115,6 +116,11 @@ class Server:
     def get(self, path):
         """The decoded JSON answer to a GET."""
         return self._request(path, None)
+
+    def text(self, path):
+        """The answer to a GET as text."""
+        with urllib.request.urlopen(f"http://{self.address}{urllib.parse.quote(path)}", timeout=30) as answer:
+            return answer.read().decode("utf-8")
 
     def post(self, path, body):
         """The decoded JSON answer to a POST of `body` as JSON; None for an empty answer. Raises Refused."""

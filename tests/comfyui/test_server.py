@@ -7,6 +7,7 @@ import pytest
 from .material import declared_inputs, saved, schema, to_api, workflow
 from .server import Events, Refused
 
+NODES = ("FastQwenLoader", "FastQwenTextGenerate", "FastQwenPromptEnhance", "FastQwenImageCaption", "FastQwenUnload")
 LONG = dict(max_length=32768, temperature=0.1, repetition_penalty=1.0)
 
 
@@ -31,22 +32,27 @@ def error_of(entry):
 
 def test_the_nodes_are_registered_without_a_warning(server):
     info = server.get("/object_info")
-    for node in ("FastQwenLoader", "FastQwenTextGenerate"):
+    assert set(NODES) == {name for name in info if name.startswith("FastQwen")}
+    for node in NODES:
         assert info[node]["python_module"] == "custom_nodes.ComfyUI-FastQwen"
         assert info[node]["category"] == "text/FastQwen"
-    lines = [line for line in server.log_tail(2**30).splitlines() if "FastQwen" in line]
+    starting = server.log_tail(2**30).partition("To see the GUI")[0]  # later tests provoke errors on purpose
+    lines = [line for line in starting.splitlines() if "FastQwen" in line]
     assert not any(word in line.lower() for line in lines for word in ("failed", "error", "warning")), lines
 
 
 def test_every_input_has_a_tooltip(server):
-    for node in ("FastQwenLoader", "FastQwenTextGenerate"):
-        for name, (_, options) in declared_inputs(server.get(f"/object_info/{node}")[node]):
+    info = server.get("/object_info")
+    for node in NODES:
+        assert info[node]["description"] and all(info[node]["output_tooltips"])
+        for name, (_, options) in declared_inputs(info[node]):
             assert options.get("tooltip"), (node, name)
 
 
-def test_ids_order_and_limits_are_those_of_the_first_release(server):
+@pytest.mark.parametrize("record", ["schema.json", "0.1.0_schema.json"])
+def test_ids_order_and_limits_are_those_of_earlier_releases(server, record):
     info = server.get("/object_info")
-    expected = saved("schema.json")
+    expected = saved(record)
     for node, first in expected.items():
         now = schema(info, node)
         assert now["inputs"][: len(first["inputs"])] == first["inputs"], "inputs changed: new ones go last"
@@ -57,7 +63,7 @@ def test_ids_order_and_limits_are_those_of_the_first_release(server):
 
 def test_the_loader_lists_models_and_the_demo(server):
     declared = server.get("/object_info/FastQwenLoader")["FastQwenLoader"]["input"]["required"]["model"]
-    assert declared[1]["options"] == ["foreign.safetensors", "tiny", "demo"]
+    assert declared[1]["options"] == ["foreign.safetensors", "seeing", "tiny", "demo"]
 
 
 @pytest.mark.parametrize("model", ["tiny", "demo"])
@@ -77,6 +83,15 @@ def test_a_workflow_saved_by_the_user_interface_still_means_the_same(server):
     converted = to_api(saved("first_release_ui.json"), server.get("/object_info"))
     assert converted == saved("first_release_api.json")
     text_of(server.run(converted))
+
+
+def test_a_workflow_of_version_0_1_0_still_means_the_same_and_runs(server):
+    converted = to_api(saved("0.1.0_ui.json"), server.get("/object_info"))
+    assert converted == saved("0.1.0_api.json")
+    entry = server.wait(server.queue(converted, "0.1.0"))
+    text, first, second = text_of(entry), *entry["outputs"]["4"]["text"][0].split("\n\n")
+    assert text and all("Mia" in prompt and "red fox" in prompt for prompt in (first, second)) and first != second
+    assert entry["outputs"]["5"]["text"][0].startswith("preset: Z-Image, short, English\nseed 9: 12 tokens")
 
 
 def test_a_workflow_from_before_the_optional_inputs_runs(server, library):
@@ -173,11 +188,16 @@ def test_a_linked_system_prompt_and_the_thinking_output(server, library):
 
 def test_progress_is_reported_in_order(server):
     with Events(server, "progress") as events:
-        server.wait(server.queue(workflow(seed=200), client_id="progress"))
+        entry = server.wait(server.queue(workflow(seed=200), client_id="progress"))
         events.wait_for("executing", lambda data: data["node"] is None)
+        shown = events.of_type("fastqwen.text")
         writing = [data["value"] for data in events.of_type("progress") if data["node"] == "2" and data["max"] == 24]
     assert writing and writing == sorted(writing)
     assert 0 < writing[-1] <= 24
+    assert {data["node"] for data in shown} == {"2"} and shown[0]["reset"]
+    live = "".join(data["answer"] for data in shown)
+    assert live == text_of(entry) != ""
+    assert "tokens/s" in entry["outputs"]["2"]["report"][0]
 
 
 def interrupt(server, prompt_id):
