@@ -101,7 +101,7 @@ class FastQwenClip(CoreCalls):
         """Writes one reply and returns the engine's Result.
 
         `request` is a TextRequest. `watch.on_step(progress)` is called by the engine after every step and may raise to
-        stop it, `watch.on_text(delta)` with every piece of text as it is settled.
+        stop it, `watch.on_text(delta)` with every piece of text as it is settled, `watch.flush()` behind the last.
         Raises FastQwenError for what the engine refuses; torch's out-of-memory error passes through unchanged.
         """
         with self.shared.lock:
@@ -111,6 +111,7 @@ class FastQwenClip(CoreCalls):
             if watch is not None:
                 for delta in reply:
                     watch.on_text(delta)
+                watch.flush()
             result = reply.result()
         _log(_run_line(result.report, [note for note in result.report.notes if note not in engine.notes]))
         return result

@@ -138,6 +138,10 @@ class Watch:
         """A piece of the reply."""
         self._live.on_text(delta)
 
+    def flush(self):
+        """The reply is whole."""
+        self._live.flush()
+
     def _show(self, phase, done, total):
         import comfy.model_management
         import comfy.utils

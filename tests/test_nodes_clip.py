@@ -59,6 +59,9 @@ class Watch:
     def on_text(self, delta):
         self.text += delta.text
 
+    def flush(self):
+        self.text += "."
+
 
 @pytest.fixture
 def loads():
@@ -128,7 +131,7 @@ def test_other_load_options_are_another_engine(loads):
 def test_text_is_shown_while_it_is_written(loads):
     watch = Watch()
     FastQwenClip("m", shared_engine("watched", loads)).generate_text(replace(REQUEST, prompt="abc"), watch)
-    assert watch.text == "abc"
+    assert watch.text == "abc."
 
 
 def test_a_failed_load_is_tried_again():

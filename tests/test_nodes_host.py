@@ -123,7 +123,7 @@ def test_text_goes_to_the_browser_that_asked_in_pieces_named_with_the_node(comfy
     watch.on_step(Progress("prefill", 5, 9))
     for text in ("a", "b"):
         watch.on_text(Delta("answer", text))
-    watch.next_reply()
+    watch.flush()
     assert comfy.sent == [
         ("fastqwen.text", dict(node="5:2", reset=True, status="reading: 5/9", answer="", thinking=""), "browser"),
         ("fastqwen.text", dict(node="5:2", reset=False, status="reading: 5/9", answer="ab", thinking=""), "browser"),

@@ -196,7 +196,7 @@ def test_progress_is_reported_in_order(server):
     assert 0 < writing[-1] <= 24
     assert {data["node"] for data in shown} == {"2"} and shown[0]["reset"]
     live = "".join(data["answer"] for data in shown)
-    assert live and text_of(entry).startswith(live.rstrip("\ufffd")), "what is shown while writing is the text"
+    assert live == text_of(entry) != ""
     assert "tokens/s" in entry["outputs"]["2"]["report"][0]
 
 
