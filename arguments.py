@@ -33,16 +33,12 @@ def add_reply_options(parser):
     add(
         "--prefix-cache",
         type=int,
-        default=0,
+        default=256,
         metavar="MB",
-        help="RAM to keep beginnings of prompts in; a process that writes one reply has no use for it (default 0)",
+        help="RAM for beginnings of prompts, which are then not read again; 0 is off (default 256)",
     )
-    add(
-        "--vram-budget",
-        type=float,
-        metavar="GB",
-        help="weights take at most so much GPU memory; layers beyond it are read from RAM in every pass, slower",
-    )
+    add("--vram-budget", type=float, metavar="GB", help="weights take at most so much GPU memory; layers beyond it are "
+        "read from RAM in every pass, slower")  # fmt: skip
     add("--no-graphs", action="store_true", help="on a GPU, launch every kernel anew; slower, the same text")
     add("--quantize", choices=QUANTISED, help="quantise bf16, fp16 or fp32 weights in memory while loading")
     add("--repack", action="store_true", help="re-pack fp8, nvfp4 and other formats without a kernel as W6A8")

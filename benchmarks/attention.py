@@ -1,7 +1,7 @@
 """Times decode attention and the append before it on a GPU, correctness first.
 
 python -m fastqwen.benchmarks.attention [--shape 9b 27b] [--kind int8 bf16] [--lengths 2048 ...] [--rows 8 1]
-                                     [--forms kept wgmma ...]
+                                     [--forms kept wide-merge ...]
 
 Every shape and kind is first checked: each row against the torch reference, and each row of a tree against the same row
 decoded alone, bit for bit. Then calls over caches that together exceed the L2 in one CUDA graph, each launch a
@@ -32,8 +32,8 @@ LENGTHS = (2048, 8192, 32768, 131072)
 TREE = (-1, 0, 1, 2, 0, 0, 1, 1)  # a chain of four, four leaves
 # 9B, int8, 8 rows: length -> gate us, goal us
 TARGETS = {2048: (10, 7), 8192: (14, 11), 32768: (32, 24)}
-# The values' product warp by warp, parts a chunk of the merge, warps of the merge.
-FORMS = {"kept": (True, 32, 8), "wgmma": (False, 32, 8), "narrow-merge": (True, 32, 4), "long-merge": (True, 64, 8)}
+# The merge's places, turns of a chunk and warps.
+FORMS = {"kept": (4, 8, 4), "wide-merge": (4, 8, 8), "narrow-merge": (4, 8, 2), "more-places": (8, 8, 4)}
 CALLS, ROTATE_BYTES = 32, 300e6
 
 
@@ -91,7 +91,7 @@ class Pass:
 
 def choose(form: str) -> None:
     """Has the next launches be of this form."""
-    kernels.VALUES_BY_WARP, kernels.MERGE_CHUNK, kernels.MERGE_WARPS = FORMS[form]
+    kernels.MERGE_PLACES, kernels.MERGE_TURNS, kernels.MERGE_WARPS = FORMS[form]
 
 
 def check(shape: str, kind: str) -> None:

@@ -7,6 +7,7 @@ kernels find them at one address; only what is there changes.
 """
 
 import contextlib
+import mmap
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ class StreamCopies:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))  # its last reader has run to its end
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
+            target.record_stream(self._stream)  # not given to anyone else before the copy is done
             self._arrived[buffer].record(self._stream)
 
     def wait(self, buffer: int):
@@ -130,7 +132,7 @@ class HostLayer:
     def __init__(self, block: Block):
         projections = [value for value in objects_of(block) if isinstance(value, Projection)]
         tensors = tensors_of(*(projection.matrices for projection in projections))
-        self.block, self._places, self.bytes = block, [], 0
+        self._places, self.bytes = [], 0
         groups = by_storage(tensors, tensors[0].device)
         assert sum(map(len, groups)) == len(tensors), "a layer's matrices are on more than one device"
         for group in groups:
@@ -138,7 +140,9 @@ class HostLayer:
                 offset = self.bytes // tensor.itemsize + tensor.storage_offset()
                 self._places.append((tensor, offset, tensor.size(), tensor.stride()))
             self.bytes += -(-group[0].untyped_storage().nbytes() // _ALIGN) * _ALIGN
-        self.host = torch.empty(self.bytes, dtype=torch.uint8)
+        # Whole pages of its own, since they are what is locked.
+        pages = torch.empty(self.bytes + 2 * mmap.PAGESIZE, dtype=torch.uint8)
+        self.host = pages[-pages.data_ptr() % mmap.PAGESIZE :][: self.bytes]
         start = 0
         for group in groups:
             storage = group[0].untyped_storage()
@@ -153,10 +157,10 @@ class HostLayer:
 
     def point_to(self, buffer: Tensor):
         """Has the tensors lie in a buffer [at least `bytes`] uint8, whatever it holds."""
-        for tensor, *place in self._places:
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=buffer.device).set_(
-                buffer.untyped_storage(), *place
-            )  # fmt: skip
+        for tensor, offset, size, stride in self._places:
+            there = torch.empty(0, dtype=tensor.dtype, device=buffer.device)
+            start = buffer.storage_offset() // tensor.itemsize + offset
+            tensor.data = there.set_(buffer.untyped_storage(), start, size, stride)
 
     def settle(self, device: torch.device):
         """Moves the matrices to a device for good."""
@@ -167,12 +171,18 @@ class HostLayer:
         """Locks the host memory's pages, so that copies run beside kernels; False where the system refuses."""
         # Registered, not allocated pinned: torch rounds that up to a power of two, which can be twice as much.
         runtime, address = torch.cuda.cudart(), self.host.data_ptr()
-        if int(runtime.cudaHostRegister(address, self.bytes, 0)) != 0:
+        size = -(-self.bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if int(runtime.cudaHostRegister(address, size, 0)) != 0:
             with contextlib.suppress(RuntimeError):  # the refusal is reported once more, by the next launch
                 torch.zeros(1, device="cuda")
             return False
-        weakref.finalize(self, runtime.cudaHostUnregister, address).atexit = False
+        weakref.finalize(self, _unpin, address).atexit = False
         return True
+
+
+def _unpin(address: int):
+    torch.cuda.synchronize()  # a copy may be under way
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class Stream:

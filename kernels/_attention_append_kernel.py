@@ -9,16 +9,16 @@ from ._dependent_launch import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def _normed_and_rotated(p_x, p_norm, p_cos, p_sin, row, eps, D: tl.constexpr, HALF: tl.constexpr):
-    """RMSNorm then rotary of one head of eight rows: p_x [8, 1] -> [8, D], rounded to x's dtype after each."""
+    """RMSNorm then rotary of one head of a row: p_x -> [D], rounded to x's dtype after each."""
     dtype: tl.constexpr = p_x.dtype.element_ty
-    o_d = tl.arange(0, D)[None, :]
+    o_d = tl.arange(0, D)
     o_other = tl.where(o_d < HALF, o_d + HALF, tl.where(o_d < 2 * HALF, o_d - HALF, o_d))
     x = tl.load(p_x + o_d).to(tl.float32)
     other = tl.load(p_x + o_other).to(tl.float32)
-    root = tl.rsqrt(tl.sum(x * x, 1) * (1.0 / D) + eps)[:, None]
+    root = tl.rsqrt(tl.sum(x * x, 0) * (1.0 / D) + eps)
     x = (x * root * (1.0 + tl.load(p_norm + o_d))).to(dtype).to(tl.float32)
     other = (other * root * (1.0 + tl.load(p_norm + o_other))).to(dtype).to(tl.float32)
-    m_turned = (o_d < 2 * HALF) & (row >= 0)
+    m_turned = o_d < 2 * HALF
     at = row * HALF + o_d % HALF
     cos = tl.load(p_cos + at, mask=m_turned, other=1.0)
     sin = tl.load(p_sin + at, mask=m_turned, other=0.0)
@@ -27,13 +27,13 @@ def _normed_and_rotated(p_x, p_norm, p_cos, p_sin, row, eps, D: tl.constexpr, HA
 
 @triton.jit
 def _stage(x, APART: tl.constexpr, D: tl.constexpr):
-    a, b = tl.split(x.reshape(8, D // (2 * APART), 2, APART).permute(0, 1, 3, 2))
-    return tl.join(a + b, a - b).permute(0, 1, 3, 2).reshape(8, D)
+    a, b = tl.split(x.reshape(D // (2 * APART), 2, APART).permute(0, 2, 1))
+    return tl.join(a + b, a - b).permute(0, 2, 1).reshape(D)
 
 
 @triton.jit
 def _mixed(x, D: tl.constexpr):
-    """H x of eight rows [8, D] in float32 (kernels/kv_int8.py): additions only, in its order."""
+    """H x of a row [D] in float32 (kernels/kv_int8.py): additions only, in its order."""
     x = x.to(tl.float32)
     for level in tl.static_range(8):
         if (1 << level) < D:
@@ -42,22 +42,35 @@ def _mixed(x, D: tl.constexpr):
 
 
 @triton.jit
-def _store_row(x, p_numbers, p_scales, slot, m_row, D: tl.constexpr):
-    """Eight rows [8, D] of one kv head to slots [8], quantised as kernels/kv_int8.py says if codes are kept."""
-    at = slot[:, None] * D + tl.arange(0, D)[None, :]
+def _store_row(x, p_numbers, p_scales, slot, D: tl.constexpr):
+    """A row [D] of one kv head to a slot, quantised as kernels/kv_int8.py says if codes are kept."""
+    at = slot * D + tl.arange(0, D)
     if p_numbers.dtype.element_ty == tl.int8:
         x = x.to(tl.float32)
-        bits = tl.max(tl.abs(x).to(tl.int32, bitcast=True), 1)  # ordered as the numbers, NaN on top
+        bits = tl.max(tl.abs(x).to(tl.int32, bitcast=True), 0)  # ordered as the numbers, NaN on top
         absmax = bits.to(tl.float32, bitcast=True)
-        scale = tl.where(bits == 0, 1.0, tl.div_rn(absmax, tl.zeros_like(absmax) + 127.0))
-        m_finite = bits < 0x7F800000
-        level = tl.div_rn(tl.where(m_finite[:, None], x, 0.0), tl.zeros_like(x) + scale[:, None])
+        scale = tl.where(bits == 0, 1.0, tl.div_rn(absmax, 127.0))
+        finite = bits < 0x7F800000
+        level = tl.div_rn(tl.where(finite, x, 0.0), tl.zeros_like(x) + scale)
         level = tl.minimum(tl.maximum(level, -127.0), 127.0)
         level = (level + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds half to even at the integers
-        tl.store(p_numbers + at, tl.where(m_finite[:, None], level, 0.0).to(tl.int8), mask=m_row[:, None])
-        tl.store(p_scales + slot, tl.where(m_finite, scale, float("nan")), mask=m_row)
+        tl.store(p_numbers + at, tl.where(finite, level, 0.0).to(tl.int8))
+        tl.store(p_scales + slot, tl.where(finite, scale, float("nan")))
     else:
-        tl.store(p_numbers + at, x.to(p_numbers.dtype.element_ty), mask=m_row[:, None])
+        tl.store(p_numbers + at, x.to(p_numbers.dtype.element_ty))
+
+
+@triton.jit
+def _move(p_keys, p_values, p_key_scales, p_value_scales, source, target, D: tl.constexpr):
+    """The bytes of one slot to another."""
+    o_d = tl.arange(0, D)
+    key = tl.load(p_keys + source * D + o_d)
+    value = tl.load(p_values + source * D + o_d)
+    tl.store(p_keys + target * D + o_d, key)
+    tl.store(p_values + target * D + o_d, value)
+    if p_keys.dtype.element_ty == tl.int8:
+        tl.store(p_key_scales + target, tl.load(p_key_scales + source))
+        tl.store(p_value_scales + target, tl.load(p_value_scales + source))
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -66,46 +79,40 @@ def append_kernel(
     p_value_scales, p_q, q_stride, k_stride, v_stride, slots, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     D: tl.constexpr, HALF: tl.constexpr, MIXED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Program h below KV_HEADS: keys and values of head h; the others: a query head each. All eight rows."""
+    """Program (h, row): below KV_HEADS the key and value of head h, above it a query head."""
     program = tl.program_id(0)
-    row = tl.arange(0, 8)
+    row = tl.program_id(1)
     o_d = tl.arange(0, D)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     if program >= KV_HEADS:
         head = program - KV_HEADS
-        p_x = p_query_gate + row[:, None] * q_stride + head * 2 * D
-        q = _normed_and_rotated(p_x, p_q_norm, p_cos, p_sin, row[:, None], eps, D, HALF)
+        p_x = p_query_gate + row * q_stride + head * 2 * D
+        q = _normed_and_rotated(p_x, p_q_norm, p_cos, p_sin, row, eps, D, HALF)
         if MIXED:
             q = _mixed(q, D) * (1.0 / D)
-        tl.store(p_q + (row[:, None] * HEADS + head) * D + o_d[None, :], q.to(p_q.dtype.element_ty))
+        tl.store(p_q + (row * HEADS + head) * D + o_d, q.to(p_q.dtype.element_ty))
     else:
-        p_x = p_k + row[:, None] * k_stride + program * D
-        k = _normed_and_rotated(p_x, p_k_norm, p_cos, p_sin, row[:, None], eps, D, HALF)
-        if MIXED:
-            k = _mixed(k, D)
-        v = tl.load(p_v + row[:, None] * v_stride + program * D + o_d[None, :])
         first = program.to(tl.int64) * slots
         source = tl.load(p_control + MOVE)
+        rows = tl.load(p_control + ROWS)
+        length = tl.load(p_control + LENGTH)
+        slot = length + tl.load(p_control + OFFSETS + row)
+        p_x = p_k + row * k_stride + program * D
+        k = _normed_and_rotated(p_x, p_k_norm, p_cos, p_sin, row, eps, D, HALF)
+        if MIXED:
+            k = _mixed(k, D)
+        v = tl.load(p_v + row * v_stride + program * D + o_d)
         if source >= 0:
-            # One block does both for its head: the source may be a slot that this pass's rows take.
-            target = first + tl.load(p_control + MOVE + 1)
-            key = tl.load(p_keys + (first + source) * D + o_d)
-            value = tl.load(p_values + (first + source) * D + o_d)
-            key_scale = 0.0
-            value_scale = 0.0
-            if p_keys.dtype.element_ty == tl.int8:
-                key_scale = tl.load(p_key_scales + first + source)
-                value_scale = tl.load(p_value_scales + first + source)
-            tl.debug_barrier()
-            tl.store(p_keys + target * D + o_d, key)
-            tl.store(p_values + target * D + o_d, value)
-            if p_keys.dtype.element_ty == tl.int8:
-                tl.store(p_key_scales + target, key_scale)
-                tl.store(p_value_scales + target, value_scale)
-        m_row = row < tl.load(p_control + ROWS)
-        slot = first + tl.load(p_control + LENGTH) + tl.load(p_control + OFFSETS + row)
-        tl.debug_barrier()
-        _store_row(k, p_keys, p_key_scales, slot, m_row, D)
-        _store_row(v, p_values, p_value_scales, slot, m_row, D)
+            # The row that takes the source's slot moves its bytes first; where none does, row 0.
+            o_row = tl.arange(0, 8)
+            taken = (o_row < rows) & (length + tl.load(p_control + OFFSETS + o_row) == source)
+            taker = tl.max(tl.where(taken, o_row, 0), 0)
+            if row == taker:
+                target = first + tl.load(p_control + MOVE + 1)
+                _move(p_keys, p_values, p_key_scales, p_value_scales, first + source, target, D)
+                tl.debug_barrier()
+        if row < rows:
+            _store_row(k, p_keys, p_key_scales, first + slot, D)
+            _store_row(v, p_values, p_value_scales, first + slot, D)

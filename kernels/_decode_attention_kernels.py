@@ -12,44 +12,10 @@ from ._attention_fragments import (
     store_sums,
     value_fragments,
 )
+from ._attention_parts import exponent, parts_before
+from ._attention_parts import part as part_of
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
 from ._float_products import dot
-from .attention import LONG_PART, PART_ENDS
-
-# The part table by level: the position a level starts at, the length of its parts, the index of its first part.
-_STARTS, _LENGTHS, _FIRSTS = [0], [], [0]
-for _end, _length in PART_ENDS:
-    _LENGTHS.append(_length)
-    _FIRSTS.append(_FIRSTS[-1] + (_end - _STARTS[-1]) // _length)
-    _STARTS.append(_end)
-_LENGTHS.append(LONG_PART)
-LEVELS = tl.constexpr(len(_STARTS))
-STARTS = tl.constexpr(tuple(_STARTS))
-LENGTHS = tl.constexpr(tuple(_LENGTHS))
-FIRSTS = tl.constexpr(tuple(_FIRSTS))
-
-
-@triton.jit
-def _parts_before(position):
-    """How many parts hold a position below `position`."""
-    count = position * 0
-    for level in tl.static_range(LEVELS):
-        here = FIRSTS[level] + (position - STARTS[level] + LENGTHS[level] - 1) // LENGTHS[level]
-        count = tl.where(position > STARTS[level], here, count)
-        if level + 1 < LEVELS:
-            count = tl.minimum(count, FIRSTS[level + 1])
-    return count
-
-
-@triton.jit
-def _part(index):
-    """(first position, length) of a part."""
-    start = index * 0
-    length = index * 0
-    for level in tl.static_range(LEVELS):
-        start = tl.where(index >= FIRSTS[level], STARTS[level] + (index - FIRSTS[level]) * LENGTHS[level], start)
-        length = tl.where(index >= FIRSTS[level], LENGTHS[level], length)
-    return start, length
 
 
 @triton.jit
@@ -67,19 +33,6 @@ def _load_scales(p_scales, slot, last, T: tl.constexpr, INT8: tl.constexpr):
         return tl.load(p_scales + slot + tl.arange(0, T), mask=m_slot, other=0.0)
     else:
         return tl.where(m_slot, 1.0, 0.0)
-
-
-@triton.jit
-def _exponent(scale):
-    """A scale as (exponent, mantissa, 2^-exponent), floats: scale = mantissa 2^exponent, mantissa in [1, 2).
-
-    Scales below 2^-60 count as 2^-60. Of NaN or infinity the exponent is NaN and the others are finite.
-    """
-    bits = tl.maximum(scale.to(tl.int32, bitcast=True), 0x21800000)
-    biased = tl.minimum(bits >> 23, 253)
-    mantissa = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
-    inverse = ((254 - biased) << 23).to(tl.float32, bitcast=True)
-    return (biased - 127).to(tl.float32) + scale * 0.0, mantissa, inverse
 
 
 @triton.jit
@@ -137,9 +90,9 @@ def _attend(
             finite = v.to(tl.float32) * 0.0 == 0.0
             v = tl.where(finite, v, 0.0).to(v.dtype)
             vs = tl.where(tl.min(finite.to(tl.int32), 1) == 0, float("nan"), vs)
-    exponent, mantissa, inverse = _exponent(vs)
+    lift, mantissa, inverse = exponent(vs)
     m_seen = (t + tl.arange(0, T))[:, None] < seen[None, :]
-    s = tl.where(m_seen, s * step[:, None] + exponent[:, None], float("-inf"))
+    s = tl.where(m_seen, s * step[:, None] + lift[:, None], float("-inf"))
     new_peak = tl.maximum(peak, tl.max(s, 0))
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     p = tl.exp2(s - base[None, :])
@@ -184,7 +137,7 @@ def decode_attention_parts_kernel(
     length = tl.load(p_control + LENGTH)
     rows = tl.minimum(tl.load(p_control + ROWS), 8)
     last = tl.max(tl.where(o_slot < rows, length + tl.load(p_control + DEPTHS + o_slot), 0), 0)
-    parts = _parts_before(last)
+    parts = parts_before(last)
     row_blocks = 1 if BLOCK_ROWS == 8 else (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
     items = parts * KV_HEADS * row_blocks
     item = tl.program_id(0)
@@ -193,7 +146,7 @@ def decode_attention_parts_kernel(
         first_row = item % row_blocks * BLOCK_ROWS
         kv_head = item // row_blocks % KV_HEADS
         part = parts - 1 - item // row_blocks // KV_HEADS
-        start, part_length = _part(part)
+        start, part_length = part_of(part)
         stop = tl.minimum(start + part_length, last)
         head = kv_head.to(tl.int64) * slots
         p_k = p_keys + head * D
@@ -245,88 +198,100 @@ def decode_attention_parts_kernel(
 
 
 @triton.jit
-def _load_sums(p_total, p_acc, at, m_part, o_column, D: tl.constexpr):
-    """(s, a) of a chunk of parts of one row and head, 0 where not live."""
+def _part_sums(p_peak, p_total, p_acc, at, m_part, o_d, D: tl.constexpr):
+    """(m, s, a) of one part for each place, [PLACES] and [PLACES, D]."""
+    peaks = tl.load(p_peak + at, mask=m_part, other=float("-inf"))
     totals = tl.load(p_total + at, mask=m_part, other=0.0)
-    sums = tl.load(p_acc + at[:, None] * D + o_column[None, :], mask=m_part[:, None], other=0.0)
-    return totals, sums
+    return peaks, totals, tl.load(p_acc + at[:, None] * D + o_d[None, :], mask=m_part[:, None], other=0.0)
+
+
+@triton.jit
+def _load_chunk(
+    p_peak, p_total, p_acc, first, part, count, o_d, D: tl.constexpr, GROUP: tl.constexpr, TURNS: tl.constexpr
+):
+    """The parts of a chunk, TURNS for each place; those from `count` on are empty."""
+    loaded = ()
+    for turn in tl.static_range(TURNS):
+        here = part + turn * part.shape[0]
+        loaded = loaded + (_part_sums(p_peak, p_total, p_acc, first + here * (8 * GROUP), here < count, o_d, D),)
+    return loaded
 
 
 @triton.jit(do_not_specialize=["gate_stride", "slots", "max_parts"])
 def decode_attention_merge_kernel(
     p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, p_gate, p_out,
     gate_stride, slots, max_parts, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, GATED: tl.constexpr, DEPENDENT: tl.constexpr,
+    PLACES: tl.constexpr, TURNS: tl.constexpr, GATED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, row, block of columns): parts in position order, the row's own key and value, the gate.
+    """Program (head, row): parts in position order, the row's own key and value, the gate.
 
     What needs no length is asked for before the length is known, the first parts too: what lies past a row's last
-    part may be anything and is dropped after. All the maxima come first, so that sums are only weighted and added, each
-    part to the sum of its place in a chunk; the places add up in one tree at the end.
+    part may be anything and is dropped after. All the maxima come first, so that sums are only weighted and added, the
+    i-th part to the sum of place i mod PLACES; the places add up at the end.
     """
+    CHUNK: tl.constexpr = PLACES * TURNS
     head = tl.program_id(0)
     row = tl.program_id(1)
     o_d = tl.arange(0, D)
-    o_column = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
-    o_part = tl.arange(0, CHUNK)
+    o_chunk = tl.arange(0, CHUNK)
+    o_place = tl.arange(0, PLACES)
     kv_head = head // GROUP
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    if head + row + tl.program_id(2) == 0:
+    if head + row == 0:
         tl.store(p_counter, 0)
-    p_o = p_out + (row * KV_HEADS * GROUP + head) * D + o_column
+    p_o = p_out + (row * KV_HEADS * GROUP + head) * D + o_d
     rows = tl.load(p_control + ROWS)
     length = tl.load(p_control + LENGTH)
     depth = tl.load(p_control + DEPTHS + row)
     offset = tl.load(p_control + OFFSETS + row)
-    at = kv_head.to(tl.int64) * max_parts * (8 * GROUP) + row * GROUP + head % GROUP + o_part * (8 * GROUP)
-    peaks = tl.load(p_peak + at, mask=o_part < max_parts, other=float("-inf"))
-    totals, sums = _load_sums(p_total, p_acc, at, o_part < max_parts, o_column, D)
+    first = kv_head.to(tl.int64) * max_parts * (8 * GROUP) + row * GROUP + head % GROUP
+    peaks = tl.load(p_peak + first + o_chunk * (8 * GROUP), mask=o_chunk < max_parts, other=float("-inf"))
+    chunk = _load_chunk(p_peak, p_total, p_acc, first, o_place, max_parts, o_d, D, GROUP, TURNS)
     q = tl.load(p_q + (row * KV_HEADS * GROUP + head) * D + o_d).to(tl.float32)
     if GATED:
-        gate = tl.load(p_gate + row * gate_stride + (head * 2 + 1) * D + o_column).to(tl.float32)
+        gate = tl.load(p_gate + row * gate_stride + (head * 2 + 1) * D + o_d).to(tl.float32)
     if row < rows:
         INT8: tl.constexpr = p_keys.dtype.element_ty == tl.int8
-        parts = _parts_before(length + depth)
+        parts = parts_before(length + depth)
         own = kv_head.to(tl.int64) * slots + length + offset
         key = tl.load(p_keys + own * D + o_d).to(tl.float32)
-        value = tl.load(p_values + own * D + o_column).to(tl.float32)
+        value = tl.load(p_values + own * D + o_d).to(tl.float32)
         if INT8:
             key_scale = tl.load(p_key_scales + own)
             value_scale = tl.load(p_value_scales + own)
-        m_part = o_part < parts
-        peaks = tl.where(m_part, peaks, float("-inf"))
-        totals = tl.where(m_part, totals, 0.0)
-        sums = tl.where(m_part[:, None], sums, 0.0)
-        peak_by_place = peaks
+        peaks = tl.where(o_chunk < parts, peaks, float("-inf"))
         c = CHUNK
         while c < parts:
-            more = tl.load(p_peak + at + c * (8 * GROUP), mask=c + o_part < parts, other=float("-inf"))
-            peak_by_place = tl.maximum(peak_by_place, more)
+            at = first + (c + o_chunk) * (8 * GROUP)
+            peaks = tl.maximum(peaks, tl.load(p_peak + at, mask=c + o_chunk < parts, other=float("-inf")))
             c += CHUNK
-        peak = tl.max(peak_by_place, 0)
+        peak = tl.max(peaks, 0)
         base = tl.where(peak == float("-inf"), 0.0, peak)
-        weights = tl.exp2(peaks - base)
-        total_by_place = totals * weights
-        acc_by_place = sums * weights[:, None]
+        total = tl.zeros((PLACES,), tl.float32)
+        acc = tl.zeros((PLACES, D), tl.float32)
+        for turn in tl.static_range(TURNS):
+            m_part = turn * PLACES + o_place < parts
+            weight = tl.exp2(tl.where(m_part, chunk[turn][0], float("-inf")) - base)
+            total += tl.where(m_part, chunk[turn][1], 0.0) * weight
+            acc += tl.where(m_part[:, None], chunk[turn][2], 0.0) * weight[:, None]
         c = CHUNK
         while c < parts:
-            m_part = c + o_part < parts
-            at_next = at + c * (8 * GROUP)
-            totals, sums = _load_sums(p_total, p_acc, at_next, m_part, o_column, D)
-            weights = tl.exp2(tl.load(p_peak + at_next, mask=m_part, other=float("-inf")) - base)
-            total_by_place += totals * weights
-            acc_by_place += sums * weights[:, None]
+            chunk = _load_chunk(p_peak, p_total, p_acc, first, c + o_place, parts, o_d, D, GROUP, TURNS)
+            for turn in tl.static_range(TURNS):
+                weight = tl.exp2(chunk[turn][0] - base)
+                total += chunk[turn][1] * weight
+                acc += chunk[turn][2] * weight[:, None]
             c += CHUNK
-        total = tl.sum(total_by_place, 0)
-        acc = tl.sum(acc_by_place, 0)
+        total = tl.sum(total, 0)
+        acc = tl.sum(acc, 0)
         score = tl.sum(q * key, 0) * (1.4426950408889634 / D**0.5)
         lift = 0.0
         if INT8:
             score = score * key_scale
             value = value * value_scale
-            lift, _, _ = _exponent(value_scale)
+            lift, _, _ = exponent(value_scale)
         new_peak = tl.maximum(peak, score + lift)
         shrink = tl.exp2(peak - new_peak)
         weight = tl.exp2(score - new_peak)
@@ -335,4 +300,4 @@ def decode_attention_merge_kernel(
             o = o * (1.0 / (1.0 + tl.exp2(gate * -1.4426950408889634)))
         tl.store(p_o, o.to(p_out.dtype.element_ty))
     else:
-        tl.store(p_o, tl.zeros((BLOCK_D,), p_out.dtype.element_ty))
+        tl.store(p_o, tl.zeros((D,), p_out.dtype.element_ty))

@@ -5,8 +5,8 @@
     q, k      <- H q / D, H k                                     for int8 caches (kernels/kv_int8.py), in float32
     slot length + offset of a live row <- k, v           int8 codes and scales of kernels/kv_int8.py, or floats
 
-One block writes all of a key-value head: it reads the leaf's bytes before it writes any row, because the slot that they
-lie in may be one that a row of this pass takes. The target is never one: it lies below the new committed length.
+A block for every row and head. The slot that a leaf's bytes lie in may be one that a row of this pass takes: then that
+row's block moves them before it writes. The target is never one: it lies below the new committed length.
 Source of the norm and the rotary: kernels/rms_norm.py, attention/rotary.py.
 """
 
@@ -47,10 +47,10 @@ def append(
     _check_append(projected, norms, rotary, keys, values, control, q)
     scales = (keys.scales, values.scales) if keys.scales is not None else (norms[0], norms[0])
     options = {"launch_pdl": True} if dependent else {}
-    _kernels.append_kernel[(kv_heads + heads,)](
+    _kernels.append_kernel[(kv_heads + heads, SLOTS)](
         query_gate, k, v, *norms, *rotary, control, keys.numbers, values.numbers, *scales, q,
         query_gate.stride(0), k.stride(0), v.stride(0), slots, eps, HEADS=heads, KV_HEADS=kv_heads, D=dim, HALF=half,
-        MIXED=keys.scales is not None, DEPENDENT=dependent, num_warps=8, enable_fp_fusion=False, **options,
+        MIXED=keys.scales is not None, DEPENDENT=dependent, num_warps=1, enable_fp_fusion=False, **options,
     )  # fmt: skip
     return q
 

@@ -11,7 +11,7 @@ then o * sigmoid(gate) and one rounding to the output's dtype. The reference is 
 
 Rows. Parts are those of kernels/attention.py, cut by absolute position. Inside a part slots come in tiles of one size
 under a running maximum. A tile of which a row sees nothing multiplies its sums by 1 and adds 0, and a part of which it
-sees nothing adds 0 to the merge. There the i-th part adds to sum i mod 32 in position order, those add up in one fixed
+sees nothing adds 0 to the merge. There the i-th part adds to sum i mod 4 in position order, those add up in one fixed
 tree, and the own key comes last. So a row's bits depend on neither its place among the rows, its neighbours, how many
 are alive, nor the block that worked for it: a row of a tree equals the same token decoded alone once its ancestors are
 committed.
@@ -46,7 +46,7 @@ from .rows import SLOTS
 
 # What benchmarks/attention.py compares. By warp: _attend in kernels/_decode_attention_kernels.py says why.
 VALUES_BY_WARP = True
-MERGE_CHUNK, MERGE_WARPS = 32, 8
+MERGE_PLACES, MERGE_TURNS, MERGE_WARPS = 4, 8, 4
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def allocate(heads: int, kv_heads: int, head_dim: int, *, slots: int, device, bl
         multiprocessors = 4
         if device.type == "cuda":
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        blocks = 2 * multiprocessors  # as many as are resident: registers for two blocks of four warps
+        blocks = 4 * multiprocessors  # twice as many as are resident: handing them out is quicker than the counter
     cells = (kv_heads, parts, SLOTS * (heads // kv_heads))
     blocks = min(blocks, kv_heads * parts * -(-SLOTS // _block_rows(heads // kv_heads)))
     return Workspace(
@@ -152,11 +152,10 @@ def _merge(q, keys, values, control, workspace, gate, out, dependent):
 
     _, shape, tensors = _common(q, keys, values, control, workspace, dependent)
     heads, dim = q.shape[1:]
-    block = min(dim, 64)
     gates = (q, 0) if gate is None else (gate, gate.stride(0))
-    _kernels.decode_attention_merge_kernel[(heads, SLOTS, dim // block)](
+    _kernels.decode_attention_merge_kernel[(heads, SLOTS)](
         *tensors, gates[0], out, gates[1], keys.numbers.shape[1], workspace.peak.shape[1],
-        BLOCK_D=block, CHUNK=MERGE_CHUNK, GATED=gate is not None, num_warps=MERGE_WARPS, **shape,
+        PLACES=MERGE_PLACES, TURNS=MERGE_TURNS, GATED=gate is not None, num_warps=MERGE_WARPS, **shape,
     )  # fmt: skip
 
 

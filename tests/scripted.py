@@ -21,7 +21,7 @@ class ScriptedSession:
     def room(self):
         return self._capacity - len(self.tokens)
 
-    def prefill(self, ids, on_chunk=lambda done: False, *, on_hidden=None):
+    def prefill(self, ids, on_chunk=lambda done: False, *, on_hidden=None, pictures=None):
         self.tokens += ids
         on_chunk(len(ids))
         return self._logits_after(tuple(self.tokens))

@@ -195,7 +195,7 @@ def test_no_rows_alive_gives_zeros():
 
 
 def test_part_table_of_the_kernels_is_that_of_the_reference():
-    from fastqwen.kernels import _decode_attention_kernels as kernels
+    from fastqwen.kernels import _attention_parts as kernels
 
     levels = list(zip(kernels.STARTS.value, kernels.LENGTHS.value, kernels.FIRSTS.value, strict=True))
     for start, length, first in levels:

@@ -1,5 +1,7 @@
 """Layers that are read from RAM in every pass: which, in what order, and that the text stays the same."""
 
+import mmap
+
 import pytest
 import torch
 from fastqwen.engine import SamplingSettings, load
@@ -149,6 +151,8 @@ def test_only_matrices_are_streamed_and_come_back_as_they_were():
         map(id, layer.tensors)
     )
     assert layer.bytes >= sum(tensor.nbytes for tensor in layer.tensors)
+    assert layer.host.data_ptr() % mmap.PAGESIZE == 0
+    assert all(torch.equal(tensor, before[id(tensor)]) for tensor in layer.tensors)
     layer.settle(CPU)
     assert all(torch.equal(tensor, before[id(tensor)]) for tensor in tensors_of(block))
 
