@@ -88,6 +88,7 @@ class Planner:
         self.statistics.fade(REPLY_MEMORY)
         self._warm = self._measured()  # by earlier replies: no early checks
         if self._warm:
+            self.statistics.expect_usual()
             self._choose()
 
     def tree(self) -> Tree:
