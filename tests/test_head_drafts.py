@@ -122,15 +122,15 @@ def test_the_demos_head_is_right_more_often_than_not(demo, temperature):
     )
 
 
-def test_ten_replies_in_one_process_accept_the_same_drafts(packed_demo):
+def test_ten_replies_in_one_process_accept_the_same_drafts(demo):
     """Caches, states, beginnings of prompts and statistics are kept between them; other replies come in between."""
     found = []
     for turn in range(10):
         options = dict(seed=8, max_tokens=9, template=False)
-        report = packed_demo.generate("a fox in the snow", settings=GREEDY, mtp="3", **options).report
+        report = demo.generate("a fox in the snow", settings=GREEDY, mtp="3", **options).report
         found.append((report.acceptance, report.shapes))
         if turn % 3 == 0:
-            packed_demo.generate("List five", settings=EVERYTHING, seed=turn, max_tokens=3, template=False)
+            demo.generate("List five", settings=EVERYTHING, seed=turn, max_tokens=3, template=False)
     assert all(each == found[0] for each in found) and found[0][0][0][0] > 0
 
 
