@@ -116,6 +116,16 @@ def test_report_has_every_number_and_is_json(engine):
     assert dataclasses.is_dataclass(report)
 
 
+def test_an_auto_reply_reports_what_was_learnt_and_the_shapes_used(engine):
+    report = engine.generate("a fox", settings=GREEDY, max_tokens=24, mtp="auto").report
+    assert sum(report.shapes.values()) == report.verify_passes and set(report.shapes) > {"off"}
+    rates, options = report.planner["rates"], report.planner["options"]
+    assert [len(level) for level in rates] == [7] * 7 and all(0 <= rate <= 1 for level in rates for rate in level)
+    assert len(options) == 5 and all(option["tokens_per_second"] > 0 for option in options)
+    accepted = sum(map(sum, report.acceptance))
+    assert report.accepted_per_pass == pytest.approx(accepted / report.verify_passes)
+
+
 def test_penalties_break_a_repeating_reply(engine):
     """Greedy decoding of a random model falls into a loop; a presence penalty forbids it."""
     loop = engine.generate("a fox", settings=GREEDY, max_tokens=60)

@@ -189,6 +189,22 @@ def test_a_failed_capture_is_said_once_and_leaves_passes_that_are_launched_one_b
     assert model.usable and not model.captured and not model.seconds
 
 
+@pytest.mark.parametrize("give_up", ["free", "offload"])
+def test_what_replies_share_goes_with_its_graphs_though_somebody_still_holds_it(
+    engine, device_model, give_up, monkeypatch
+):
+    for name in ("_verify", "_catch_up", "_first", "_next"):
+        monkeypatch.setattr(device_model, name, lambda model: None)
+    model = engine.memory.model_for(64, lambda done, total: None)
+    assert model is engine.memory.model_for(32, lambda done, total: None)  # kept, made once
+    graph, state = object(), weakref.ref(model.state)
+    model._graphs["verify"] = graph
+    getattr(engine.memory, give_up)()
+    engine.memory.restore()
+    assert state() is None and not model.captured and not engine.memory.is_shared
+    assert engine.memory.bytes == engine.memory.weight_bytes
+
+
 def test_a_state_without_pass_kernels_has_none_even_where_they_work(engine, device_model, monkeypatch):
     from fastqwen.attention import layer as attention
     from fastqwen.deltanet import layer as delta
