@@ -75,6 +75,7 @@ class Engine:
         self.vision, self._no_vision = vision, no_vision
         self._statistics: dict[object, Statistics] = {}
         self._costs = Costs()
+        self._host_costs = Costs()  # the same of settings whose draws no GPU makes: they add to every pass
         self.context = min(context or self.config.max_positions, self.config.max_positions)
         self.prefix_cache = PrefixCache(prefix_cache_bytes)
         self.vocab = min(tokenizer.size, self.config.vocab_size)  # ids that can be drawn
@@ -266,7 +267,8 @@ class Engine:
     def _planner(self, settings: SamplingSettings) -> Planner:
         """One planner for a call; what was learnt of acceptance and cost is kept for settings like these."""
         kind = "greedy" if settings.is_greedy else settings
-        return Planner(self._statistics.setdefault(kind, Statistics()), self._costs)
+        drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k)
+        return Planner(self._statistics.setdefault(kind, Statistics()), self._costs if drawn else self._host_costs)
 
     def _call_notes(self, mtp):
         notes = []
