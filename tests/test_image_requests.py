@@ -10,6 +10,10 @@ import torch
 from fastqwen.cli import main
 from fastqwen.engine import GREEDY, FastQwenError, load
 from fastqwen.engine.media import Media
+from fastqwen.model.config import read_config
+from fastqwen.model.convert import convert
+from fastqwen.model.image_rules import ImageRules
+from fastqwen.weights import Checkpoint
 from fastqwen.weights.quantize import encode
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -142,3 +146,27 @@ def test_a_packed_vision_layer_is_decoded(folder, tmp_path):
     weights = load(tmp_path, device="cpu").vision.tower()._weights
     found = weights["blocks.0.mlp.linear_fc1.weight"].double()
     assert (found - quantised.decode(packed)).abs().max() < 1e-7  # one rounding of float32 at magnitudes below 1
+
+
+def rules_of(path):
+    checkpoint = Checkpoint.open(path)
+    return ImageRules.of(checkpoint, read_config(checkpoint)[0].vision)
+
+
+def test_a_quantised_file_alone_in_a_folder_sees_pictures_as_its_source_does(folder, tmp_path):
+    once, twice = (tmp_path / name / "one.safetensors" for name in ("once", "twice"))
+    for before, after in ((folder, once), (once, twice)):
+        after.parent.mkdir()
+        convert(Checkpoint.open(before), after, "int8", keep=["*embed_tokens*"])  # plain, to be a source again
+    assert rules_of(folder).max_pixels == tiny_vision.SIZE["longest_edge"] != ImageRules.max_pixels
+    assert rules_of(once) == rules_of(twice) == rules_of(folder)
+    for name in ("preprocessor_config", "video_preprocessor_config"):
+        assert Checkpoint.open(twice).metadata[name] == (folder / f"{name}.json").read_text()
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_preprocessor_config_in_a_header_is_told_in_one_sentence(folder, tmp_path, text):
+    metadata = {"config": (folder / "config.json").read_text(), "preprocessor_config": text}
+    save_file(load_file(folder / "model.safetensors"), tmp_path / "one.safetensors", metadata=metadata)
+    with pytest.raises(FastQwenError, match="^The preprocessor_config in the header of .* is not"):
+        rules_of(tmp_path / "one.safetensors")
