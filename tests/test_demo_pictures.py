@@ -2,11 +2,14 @@
 
 import importlib
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fastqwen.engine import load
+from fastqwen.engine.session import Session
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "demo" / "scripts"
 HEIGHT, WIDTH = 96, 128
@@ -128,3 +131,43 @@ def test_a_row_holds_a_cell_for_every_pad_and_ends_its_answer(scripts):
         assert (pads.sum(1) == form.count * form.cells).all()
         assert arrays["drawn"].shape[1:3] == (form.count, 2 if form.moving else 1)
         assert ((ids & data.ANSWER > 0).sum(1) > 2).all() and not (pads & (ids & data.ANSWER > 0)).any()
+
+
+def test_the_network_that_is_trained_is_the_model_that_the_engine_runs(scripts, tmp_path):
+    """Logits behind two images and behind a clip, through the checkpoint that training writes."""
+    net, vision = (importlib.import_module(name) for name in ("network", "vision"))
+    data, source = scripts["picture_data"], SCRIPTS.parent / "checkpoint"
+    torch.manual_seed(0)
+    model = vision.build(source)
+    net.round_weights(model)
+    net.save(vision.tensors(model), tmp_path)
+    vision.write_settings(source, tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(source / name, tmp_path)
+    engine, rng = load(tmp_path, device="cpu"), random.Random(5)
+    assert engine.mtp_head is not None and engine.config.vision is not None
+    form = data.FORMS["two"]
+    frames = [frame for pair in data.moving.sequence(rng, 2, True)["frames"] for frame in pair]
+    rows = torch.tensor([scripts["pictures"].numbers(frame) for frame in frames])
+    pixels = (scripts["pictures"].render(rows, 128, 128)[0] * 255).round() / 255
+    shown = pixels.permute(0, 2, 3, 1)
+    for given, seen in (
+        ({"images": list(shown[::2])}, pixels[::2, None]),
+        ({"videos": [(shown, 2.0)]}, pixels.view(2, 2, 3, 128, 128)),
+    ):
+        reply = engine.reply("Which colour is last?", **given)
+        ids, hidden = reply.prompt_ids, []
+        with torch.inference_mode():
+            Session(engine.trunk, len(ids)).prefill(
+                ids, on_hidden=lambda e, h, p: hidden.append(h), pictures=reply.embed()
+            )
+            found = engine.trunk.logits(torch.cat(hidden))
+        padded = np.array(ids + [0] * (-len(ids) % 64))
+        pads = np.isin(padded, data.Writer(source).pads)
+        places = torch.from_numpy(data.positions(pads, form))[None]
+        where, grid = torch.from_numpy(pads.nonzero()[0]), vision.Grid(form.rows, form.columns, "cpu")
+        with torch.no_grad():
+            embedded = model.embed_all(torch.from_numpy(padded)[None], vision.patches_of(seen), where, grid)
+            wanted = model.logits(model.states(embedded, model.turned(places)))[0, : len(ids)]
+        # Both float32, summed in other orders, as in tests/test_against_transformers.py.
+        assert (found - wanted).norm() / wanted.norm() < 2e-5
