@@ -108,7 +108,7 @@ class Engine:
 
         images      paths, or tensors [H, W, C] or [B, H, W, C], uint8 or floats from 0 to 1; before a string's text, or
                     in the {"type": "image"} parts of messages, in order
-        videos      paths, Videos, or (tensor [F, H, W, C], frames a second), behind the images; see model/video.py
+        videos      paths, Videos, or (tensor [F, H, W, C] or list of frames, frames a second), behind the images
         image_pixels, pixel_budget  an image, and all of them together, are reduced to so many pixels (engine/media.py)
         video_fps   frames taken of a second of a video; None takes all, up to 768
         system      system prompt, put first

@@ -89,7 +89,7 @@ class Embedded:
 class Media:
     """Images and videos given with a prompt.
 
-    images  for model/images.py's as_pictures; videos: paths, Videos, or (frames, fps)
+    images  for model/images.py's as_pictures; videos: paths, Videos, or (frames, fps), a tensor or a list of frames
     image_pixels  an image is reduced to at most so many pixels; default and maximum: the checkpoint's own bound
     pixel_budget  all images of the prompt, and all pairs of frames of its videos, are reduced to so many pixels in all;
                   default: what the context holds
@@ -229,7 +229,7 @@ def _water_level(wanted: Sequence[int], budget: int) -> int:
 def _is_several(videos) -> bool:
     """Whether it is a collection of videos rather than one: a path, a Video, or frames and their rate."""
     single = isinstance(videos, (str, Path, Video))
-    return not single and not (isinstance(videos, tuple) and len(videos) == 2 and isinstance(videos[0], Tensor))
+    return not single and not (isinstance(videos, tuple) and len(videos) == 2 and isinstance(videos[1], (int, float)))
 
 
 def _video(value, rules, sample_fps) -> Video:

@@ -47,6 +47,14 @@ def test_pictures_are_reduced_to_a_budget_the_largest_first(engine):
     assert note.startswith("Image 2 was reduced from 100x100 to 64x64")
 
 
+def test_a_huge_picture_is_resized_within_the_budget_and_its_tokens_are_reported(engine):
+    huge = picture(1, 8000, 5).expand(6000, 8000, 3)
+    report = engine.generate("x", images=[huge], max_tokens=1).report
+    assert report.image_tokens == 6 * 9, "48 x 72 pixels of the 4096 that the checkpoint allows, tokens of 8 x 8"
+    assert any("from 8000x6000 to 72x48" in note for note in report.notes)
+    assert any("54 of images" in line for line in report.lines())
+
+
 def test_pictures_are_reduced_to_what_the_context_holds(folder):
     engine = load(folder, device="cpu", context=128)
     reply = engine.reply("x" * 30, images=[picture(100, 100, 4)] * 3, max_tokens=1000)
