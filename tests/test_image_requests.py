@@ -75,6 +75,19 @@ def test_a_batch_is_several_images_and_places_must_match(engine):
     assert len(raw.prompt_ids) == 2 + 2 + 4
 
 
+def test_what_is_transparent_shows_the_chosen_background(engine, tmp_path):
+    clear = torch.zeros(16, 16, 4)
+    Image.new("RGBA", (16, 16), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    for given in (clear, clear[None], tmp_path / "clear.png"):
+        for colour in ((255, 255, 255), (10, 200, 30)):
+            options = {} if colour == (255, 255, 255) else {"image_background": colour}
+            found = engine.reply("x", images=[given], **options).embed()
+            solid = torch.tensor(colour, dtype=torch.uint8).expand(16, 16, 3)
+            assert torch.equal(found.spans[0][1], engine.reply("x", images=[solid]).embed().spans[0][1])
+    with pytest.raises(FastQwenError, match="image_background"):
+        engine.reply("x", images=[clear], image_background=(0, 0, 300))
+
+
 def test_a_reply_ends_where_a_callback_says_so_between_images(engine):
     seen = []
     reply = engine.generate("x", images=[picture(16, 16, 1)] * 3, on_step=lambda p: seen.append(p) or p.done == 1)
