@@ -260,6 +260,7 @@ def main() -> None:
     model = vision.build(args.checkpoint).to(device)
     print(f"forward and tower differ from transformers' by {net.check(model, device):.1e}, ", end="")
     print(f"{vision.check(model, device):.1e}", flush=True)
+    words = text.Rows(args.data / "rows.npy", args.text_rows, device)
     facts = {"text_before": evaluate_vision.text_losses(model, args.data, device, args.smoke)}
     writer = picture_data.Writer(args.checkpoint)
     forms = {}
@@ -272,7 +273,6 @@ def main() -> None:
     still = [(name, FORMS[name]) for name in names]
     sources = [(f.rows, f.columns, vision.Grid(f.rows, f.columns, device), forms[n].pairs) for n, f in still]
     facts["tower"] = tower.train(model, writer.tokenizer, sources, args.tower_seconds, args.tower_batch, device)
-    words = text.Rows(args.data / "rows.npy", args.text_rows, device)
     facts["training"] = train(model, words, forms, args, device, args.started + args.minutes * 60)
     net.round_weights(model)
     facts["file_bytes"] = net.save(vision.tensors(model), args.out)
