@@ -81,6 +81,29 @@ def test_every_picture_of_a_batch_is_seen(server, library):
     assert f"prompt {expected.report.prompt_tokens} tokens" in entry["outputs"]["2"]["report"][0]
 
 
+def test_a_loaded_image_is_captioned_and_an_image_batch_gives_a_list(server):
+    Image.new("RGB", (24, 16), (200, 10, 10)).save(server.base / "input" / "one.png")
+    nodes = {
+        "1": {"class_type": "FastQwenLoader", "inputs": {"model": "seeing"}},
+        "2": {"class_type": "LoadImage", "inputs": {"image": "one.png"}},
+        "3": {
+            "class_type": "FastQwenImageCaption",
+            "inputs": {"clip": ["1", 0], "images": ["2", 0], "style": "short", "prompt": "", "seed": 1}
+            | {"trigger": "ohwx", "max_length": 24},
+        },
+        "4": {"class_type": "PreviewAny", "inputs": {"source": ["3", 0]}},
+    }
+    entry = server.run(nodes)
+    assert entry["status"]["status_str"] == "success", entry["status"]
+    (text,) = entry["outputs"]["4"]["text"]
+    assert text.startswith("ohwx, ") and entry["outputs"]["3"]["text"] == [text]
+    nodes["2"] = {"class_type": "EmptyImage", "inputs": {"width": 24, "height": 16, "batch_size": 4, "color": 0}}
+    entry = server.run(nodes)
+    assert entry["outputs"]["3"]["report"][0].count("picture ") == 4
+    texts = entry["outputs"]["3"]["text"][0].split("\n\n")
+    assert len(texts) == 4 and len(set(texts)) == 1, "four equal pictures, one seed"
+
+
 def test_a_folder_of_pictures_becomes_a_data_set(server):
     folder = server.base / "input" / "dataset"
     folder.mkdir()
