@@ -16,7 +16,7 @@ EXAMPLES = sorted((ROOT / "example_workflows").glob("*.json"))
 
 def test_the_extension_help_pages_names_and_examples_are_served(server):
     (script,) = [path for path in server.get("/extensions") if "FastQwen" in path]
-    assert "FastQwen.Text" in server.text(script)
+    assert 'name: "fastqwen.text"' in server.text(script)
     for node in NODES:
         assert server.text(f"/extensions/ComfyUI-FastQwen/docs/{node}.md").startswith("# ")
     assert set(server.get("/workflow_templates")["ComfyUI-FastQwen"]) == {path.stem for path in EXAMPLES}
