@@ -16,14 +16,16 @@ from .server import ROOT
 
 READY = "() => window.app?.graph && window.app.extensionManager"
 NODE = "window.app.graph._nodes.find(node => node.type === 'FastQwenTextGenerate')"
-SHOW_ALL = """() => {
-  const { graph, canvas } = window.app, nodes = graph._nodes;
-  const left = Math.min(...nodes.map(n => n.pos[0])), top = Math.min(...nodes.map(n => n.pos[1] - 40));
+FOR_THE_PICTURE = f"""() => {{
+  const {{ graph, canvas }} = window.app, node = {NODE};
+  node.setSize([node.size[0], node.size[1] + 110]);
+  node.fastqwenBox.text.scrollTop = 0;
   canvas.ds.scale = 1;
-  canvas.ds.offset[0] = 90 - left;
-  canvas.ds.offset[1] = 100 - top;
+  canvas.ds.offset[0] = 80 - Math.min(...graph._nodes.map(n => n.pos[0]));
+  canvas.ds.offset[1] = 140 - Math.min(...graph._nodes.map(n => n.pos[1]));
   canvas.setDirty(true, true);
-}"""
+}}"""
+NO_MESSAGE = "() => !document.body.innerText.includes('Job ')"
 SECONDS = 120
 
 
@@ -40,7 +42,7 @@ def page(request, start):
     server = start(PACK, Path(package.submodule_search_locations[0], "static"))
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1400, "height": 860})
+        page = browser.new_page(viewport={"width": 1400, "height": 970})
         page.set_default_timeout(SECONDS * 1000)
         page.errors = []
         page.on("pageerror", lambda error: page.errors.append(str(error)))
@@ -76,7 +78,6 @@ def test_a_workflow_is_opened_queued_and_its_text_seen_while_written_and_after_a
     page.evaluate("workflow => window.app.loadGraphData(workflow)", example)
     page.wait_for_function(f"() => {NODE}")
     assert page.evaluate("() => window.app.graph._nodes.filter(node => node.has_errors).length") == 0
-    page.evaluate(SHOW_ALL)
     page.evaluate("() => window.app.queuePrompt(0)")
     page.wait_for_function(f"() => {NODE}.fastqwenBox?.answer.length > 20")
     part, status, _ = texts_on_node(page)
@@ -86,8 +87,9 @@ def test_a_workflow_is_opened_queued_and_its_text_seen_while_written_and_after_a
     assert text.startswith(part.strip()) and len(part) < len(text) and "tokens" in status
     shown, status, in_sight = texts_on_node(page)
     assert shown == text and status in report and in_sight
-    page.evaluate(SHOW_ALL)
-    page.wait_for_timeout(4000)  # messages at the edge go away
+    page.evaluate(FOR_THE_PICTURE)
+    page.wait_for_function(NO_MESSAGE)
+    page.wait_for_timeout(500)
     picture = tmp_path / "comfyui.png"
     page.screenshot(path=picture)
     assert picture.stat().st_size < 200_000
