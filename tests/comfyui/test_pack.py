@@ -22,6 +22,14 @@ def test_the_extension_help_pages_names_and_examples_are_served(server):
     assert set(server.get("/workflow_templates")["ComfyUI-FastQwen"]) == {path.stem for path in EXAMPLES}
 
 
+def test_chinese_help_pages_are_served_and_name_every_input_as_the_node_does(server):
+    for node, names in server.get("/i18n")["zh"]["nodeDefs"].items():
+        page = server.text(f"/extensions/ComfyUI-FastQwen/docs/{node}/zh.md")
+        assert page.startswith(f"# {names['display_name']}\n")
+        slots = [slot["name"] for part in ("inputs", "outputs") for slot in names[part].values()]
+        assert set(slots) - set(re.findall(r"\*\*(.+?)\*\*", page)) <= {"clip"}, node
+
+
 def test_names_and_tooltips_are_complete_in_both_languages(server):
     served, info = server.get("/i18n"), server.get("/object_info")
     english, chinese = (served[language]["nodeDefs"] for language in ("en", "zh"))
