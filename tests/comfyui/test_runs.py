@@ -49,28 +49,24 @@ def test_two_nodes_hold_one_model_and_two_hundred_replies_neither_grow_nor_slow_
     assert statistics.median(took[-20:]) < 3 * statistics.median(took[:20]), took
 
 
-def test_unload_gives_the_model_up_and_the_next_run_loads_it_again(server, library):
+def test_unload_node_and_unload_models_give_the_model_up_and_the_next_run_is_right(server, library):
     nodes = workflow(seed=70)
+    expected = library(nodes).text
     nodes["3"] = {"class_type": "FastQwenUnload", "inputs": {"value": ["2", 0]}}
-    nodes["9"] = {"class_type": "HeldForTest", "inputs": {"after": ["3", 0]}}
     nodes["4"] = {"class_type": "PreviewAny", "inputs": {"source": ["3", 0]}}
+    nodes["9"] = {"class_type": "HeldForTest", "inputs": {"after": ["3", 0]}}
     entry = server.run(nodes)
     assert held(entry)["engines"] == 0
-    assert entry["outputs"]["4"]["text"] == [text_of(entry)] == [library(nodes).text]
-    again = workflow(seed=71)
-    assert text_of(server.run(again)) == library(again).text
+    assert entry["outputs"]["4"]["text"] == [text_of(entry)] == [expected]
+    assert text_of(server.run(workflow(seed=71))) == library(nodes, seed=71).text
 
-
-def test_unload_models_frees_everything_and_the_next_run_is_right(server, library):
-    nodes = workflow(seed=72)
-    text_of(server.run(nodes))
     server.post("/free", {"unload_models": True, "free_memory": True})
     alone = {"9": {"class_type": "HeldForTest", "inputs": {}}}
     counts = [held(server.run(alone))["engines"]]
     if counts[-1]:  # the server looks at what was asked when it is idle, or else behind the next run
         counts.append(held(server.run(alone))["engines"])
     assert counts[-1] == 0
-    assert text_of(server.run(nodes)) == library(nodes).text
+    assert text_of(server.run(workflow(seed=70))) == expected
 
 
 @pytest.mark.parametrize("kind", ["FastQwenPromptEnhance", "FastQwenImageCaption"])
