@@ -9,7 +9,7 @@ from PIL import Image
 
 from .material import NOTES, declared_inputs, to_api, workflow
 from .server import ROOT, Refused
-from .test_server import NODES, text_of
+from .test_server import NODES, error_of, text_of
 
 EXAMPLES = sorted((ROOT / "example_workflows").glob("*.json"))
 
@@ -87,6 +87,17 @@ def test_every_picture_of_a_batch_is_seen(server, library):
     assert text_of(entry) == expected.text
     assert expected.report.image_tokens == 4 * 6, "pictures of 16 x 24, tokens of 8 x 8"
     assert f"prompt {expected.report.prompt_tokens} tokens" in entry["outputs"]["2"]["report"][0]
+
+
+def test_a_caption_without_a_vision_tower_or_a_clip_is_refused_in_one_sentence(server):
+    nodes = workflow(model="tiny")
+    nodes["2"] = {"class_type": "FastQwenImageCaption", "inputs": {"images": ["3", 0], "clip": ["1", 0], "seed": 1}}
+    nodes["2"]["inputs"] |= {"style": "short", "prompt": ""}
+    nodes["3"] = {"class_type": "EmptyImage", "inputs": {"width": 24, "height": 16, "batch_size": 1, "color": 0}}
+    assert "vision" in error_of(server.run(nodes))
+    del nodes["2"]["inputs"]["clip"]
+    with pytest.raises(Refused, match="required_input_missing"):
+        server.queue(nodes)
 
 
 def test_a_folder_of_pictures_becomes_a_data_set(server):
