@@ -235,7 +235,7 @@ class Engine:
         if self.prefix_cache.budget_bytes > 0:
             trunk = self.trunk
             threads = torch.get_num_threads() if self.device.type == "cpu" else None
-            settings = trunk.kv, trunk.dtype, trunk.chunk, threads
+            settings = trunk.kv, trunk.dtype, trunk.chunk, trunk.pass_kernels, threads
             passes.session.reuse = PromptReuse(self.prefix_cache, settings, trunk.chunk, passes)
         return passes
 
