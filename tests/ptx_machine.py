@@ -1,0 +1,196 @@
+"""Runs the PTX of one block on a CPU, all threads in step: what kernels/_attention_ptx.py writes, and no more."""
+
+import re
+
+import numpy as np
+
+LANES = np.arange(128)
+
+
+def _mma(d, a, b, c):
+    """16 x 8 += 16 x 16 times 16 x 8 of every warp; registers [128] in, registers out."""
+    def halves(x):
+        return x.view(np.float16).reshape(4, 8, 4, 2).astype(np.float32)  # [warp, g, t, half]
+
+    left = np.zeros((4, 16, 16), np.float32)
+    right = np.zeros((4, 16, 8), np.float32)
+    for i, x in enumerate(a):
+        left[:, 8 * (i % 2) :, 8 * (i // 2) :][:, :8, :8] = halves(x).reshape(4, 8, 8)
+    for i, x in enumerate(b):
+        right[:, 8 * i :][:, :8] = halves(x).transpose(0, 2, 3, 1).reshape(4, 8, 8)
+    out = left @ right
+    for i in range(4):
+        part = out[:, 8 * (i // 2) :][:, :8].reshape(4, 8, 4, 2)[..., i % 2]
+        c[i].view(np.float32)[:] += 0  # keeps NaN payloads as they are
+        d[i] = (c[i].view(np.float32) + part.reshape(128)).view(np.uint32)
+    return d
+
+
+def _prmt(a, b, selector):
+    both = np.stack([a >> 8 * i & 255 for i in range(4)] + [b >> 8 * i & 255 for i in range(4)])
+    out = np.zeros_like(a)
+    for i in range(4):
+        out |= both[selector >> 4 * i & 7] << np.uint32(8 * i)
+    return out
+
+
+class Machine:
+    """128 threads; `memory` is a byte array at address 0, operands are integers."""
+
+    def __init__(self, text: str, memory: np.ndarray, operands: dict[str, int]):
+        self.memory, self.registers, self.output = memory, {}, None
+        self.shared = np.full(65536, 0xFF, np.uint8)
+        self.operands, self.count = operands, 0
+        self.code, self.labels = [], {}
+        for piece in text.strip().strip("{}").replace("\n", " ").split(";"):
+            line = piece.strip()
+            while match := re.match(r"(\w+):\s*", line):
+                self.labels[match[1]] = len(self.code)
+                line = line[match.end() :]
+            if not line or line.startswith((".reg", ".shared")):
+                continue
+            match = re.match(r"(?:@(!?)(\w+) )?(\S+)\s*(.*)", line)
+            names = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", match[4])
+            self.code.append((match[1] == "!", match[2], match[3], names))
+
+    def get(self, name, kind=np.uint32):
+        if name in self.registers:
+            value = self.registers[name]
+            return value.view(kind) if value.dtype.itemsize == np.dtype(kind).itemsize else value.astype(kind)
+        if name == "%tid.x":
+            return LANES.astype(np.uint32)
+        if name == "shared_bytes":
+            return np.zeros(128, np.uint32)
+        if name.startswith("$"):
+            return np.full(128, self.operands[name], np.uint64).astype(kind)
+        if name.startswith("0f"):
+            return np.full(128, int(name[2:], 16), np.uint32).view(kind)
+        return np.full(128, int(name, 0) & (2 ** (8 * np.dtype(kind).itemsize) - 1), np.uint64).astype(kind)
+
+    def put(self, name, value, mask):
+        if name == "$0":
+            self.output = value
+            return
+        kind = np.uint64 if value.dtype.itemsize == 8 else bool if value.dtype == bool else np.uint32
+        value = value if kind is bool else np.ascontiguousarray(value).view(kind)
+        old = self.registers.get(name)
+        if mask is not None and old is not None and old.dtype == value.dtype:
+            value = np.where(mask, value, old)
+        elif mask is not None and not mask.all():
+            value = np.where(mask, value, np.full_like(value, 0x7FC0DEAD if kind is not bool else 0))
+        self.registers[name] = value
+
+    def run(self):
+        at = 0
+        with np.errstate(all="ignore"):
+            while at < len(self.code):
+                negative, guard, op, names = self.code[at]
+                mask = None if guard is None else self.registers[guard] ^ negative
+                self.count += 1
+                at += 1
+                if op == "bra":
+                    assert mask is None or all(len(set(mask[w * 32 :][:32])) == 1 for w in range(4)), "divergence"
+                    if mask is None or mask.all():
+                        at = self.labels[names[0]]
+                    elif mask.any():  # some warps skip a forward piece: they are masked off, one after the other
+                        self.skip(at, self.labels[names[0]], ~mask)
+                        at = self.labels[names[0]]
+                else:
+                    self.step(op, names, mask)
+        return self.output
+
+    def skip(self, start, end, alive):
+        for negative, guard, op, names in self.code[start:end]:
+            assert op != "bra"
+            mask = alive if guard is None else alive & (self.registers[guard] ^ negative)
+            self.step(op, names, mask)
+
+    def address(self, name):
+        base, _, offset = name.strip("[]").partition("+")
+        wide = self.registers[base]
+        return wide.astype(np.int64) + int(offset or 0)
+
+    def step(self, op, names, mask):
+        parts = op.split(".")
+        kind = {"f32": np.float32, "s32": np.int32, "u64": np.uint64, "b64": np.uint64}.get(parts[-1], np.uint32)
+        name, args = parts[0], names[1:]
+        if name in ("ld", "st"):
+            return self.move(name, "shared" in parts, names, mask)
+        if name == "bar":
+            return None
+        if name == "mma":
+            d, a, b, c = ([y.strip() for y in x.strip("{}").split(",")] for x in names)
+            out = _mma([None] * 4, *([self.get(x).copy() for x in group] for group in (a, b, c)))
+            for register, value in zip(d, out, strict=True):
+                self.put(register, value, mask)
+            return None
+        if name == "shfl":
+            other = LANES ^ int(args[1])
+            return self.put(names[0], self.get(args[0])[other], mask)
+        if name == "vote":
+            votes = self.registers[args[0]].reshape(4, 32).all(1)
+            return self.put(names[0], np.repeat(votes, 32), mask)
+        if name == "setp":
+            return self.put(names[0], self.compare(parts, args, kind), mask)
+        if name == "selp":
+            return self.put(names[0], np.where(self.registers[args[2]], self.get(args[0]), self.get(args[1])), mask)
+        if name == "atom":
+            where, old = self.address(args[0]), self.get(names[0]).copy()
+            for thread in np.flatnonzero(mask):
+                word = self.memory[where[thread] :][:4].view(np.uint32)
+                old[thread] = word[0]
+                word[0] += int(args[1])
+            return self.put(names[0], old, None)
+        if name == "mul" and "wide" in parts:
+            return self.put(names[0], self.get(args[0]).astype(np.uint64) * self.get(args[1]), mask)
+        if name == "cvt":
+            return self.put(names[0], self.convert(op, args), mask)
+        if op == "lop3.b32":
+            a, b, c = (self.get(x) for x in args[:3])
+            assert args[3] == "0x6a"
+            return self.put(names[0], a & b ^ c, mask)
+        if op == "prmt.b32":
+            return self.put(names[0], _prmt(self.get(args[0]), self.get(args[1]), int(args[2], 0)), mask)
+        if op == "sub.rn.f16x2":
+            a, b = (self.get(x).copy().view(np.float16) for x in args)
+            return self.put(names[0], (a - b).view(np.uint32), mask)
+        if kind is np.uint32 and parts[-1] == "f32":
+            kind = np.float32
+        values = [self.get(x, kind) for x in args]
+        functions = {
+            "mov": lambda a: a.copy(), "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+            "mad": lambda a, b, c: a * b + c, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
+            "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b, "ex2": lambda a: np.exp2(a),
+            "max": np.fmax if kind is np.float32 else np.maximum, "min": np.minimum,
+            "fma": lambda a, b, c: (a.astype(np.float64) * b + c).astype(np.float32),
+        }  # fmt: skip
+        return self.put(names[0], functions[name](*values), mask)
+
+    def compare(self, parts, args, kind):
+        a, b = self.get(args[0], kind), self.get(args[1], kind)
+        found = {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}[parts[1]]
+        return found & self.registers[args[2]] if parts[2] == "and" else found
+
+    def convert(self, op, args):
+        if op == "cvt.u64.u32":
+            return self.get(args[0]).astype(np.uint64)
+        if op == "cvt.rn.f32.s32":
+            return self.get(args[0], np.int32).astype(np.float32)
+        assert op == "cvt.rn.f16x2.f32", op
+        high, low = (self.get(x, np.float32).astype(np.float16) for x in args)
+        return np.stack([low, high], 1).view(np.uint32)[:, 0]
+
+    def move(self, name, shared, names, mask):
+        place = self.shared if shared else self.memory
+        address, registers = names if name == "st" else names[::-1]
+        at = self.address(address)
+        threads = LANES if mask is None else np.flatnonzero(mask)
+        for i, register in enumerate(x.strip() for x in registers.strip("{}").split(",")):
+            index = at[threads, None] + 4 * i + np.arange(4)
+            assert (index >= 0).all() and (index < len(place)).all(), (names, at)
+            if name == "st":
+                place[index] = self.get(register)[threads].copy().view(np.uint8).reshape(-1, 4)
+            else:
+                value = np.zeros(128, np.uint32)
+                value[threads] = place[index].reshape(-1).view(np.uint32)
+                self.put(register, value, mask)
