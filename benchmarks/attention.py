@@ -32,8 +32,25 @@ LENGTHS = (2048, 8192, 32768, 131072)
 TREE = (-1, 0, 1, 2, 0, 0, 1, 1)  # a chain of four, four leaves
 # 9B, int8, 8 rows: length -> gate us, goal us
 TARGETS = {2048: (10, 7), 8192: (14, 11), 32768: (32, 24)}
-# The merge's places, turns of a chunk and warps.
-FORMS = {"kept": (4, 8, 4), "wide-merge": (4, 8, 8), "narrow-merge": (4, 8, 2), "more-places": (8, 8, 4)}
+# Settings of kernels/decode_attention.py that differ from those in use.
+FORMS = {
+    "kept": {},
+    "triton": {"BY_TEXT": False},
+    "in-turn": {"TEXT": {"overlapped": False}},
+    "ahead-0": {"AHEAD": 0},
+    "ahead-4": {"AHEAD": 4},
+    "blocks-2": {"BLOCKS": 2},
+    "merge-2-blocks": {"MERGE_BLOCKS": 2},
+    "merge-2-blocks-16": {"MERGE_BLOCKS": 2, "MERGE_TURNS": 16},
+    "wide-merge": {"MERGE_WARPS": 8},
+}
+# Wrong on purpose: without the loads after a part's first tile, without products, without both.
+PARTIAL = {
+    "no-loads": {"TEXT": {"without": ("loads",)}},
+    "no-products": {"TEXT": {"without": ("scores", "sums")}},
+    "no-loads-no-products": {"TEXT": {"without": ("loads", "scores", "sums")}},
+}
+USED = {name: getattr(kernels, name) for settings in (FORMS | PARTIAL).values() for name in settings}
 CALLS, ROTATE_BYTES = 32, 300e6
 
 
@@ -56,8 +73,7 @@ class Pass:
     def __init__(self, shape: str, kind: str, length: int, rows: int, blocks: int | None, copies: int):
         self.heads, self.kv_heads = HEADS[shape]
         self.caches = [random_cache(self.kv_heads, length, kind) for _ in range(copies)]
-        slots = self.caches[0].keys.numbers.shape[1]
-        self.workspace = allocate(self.heads, self.kv_heads, DIM, slots=slots, device="cuda", blocks=blocks)
+        self.new_workspace(blocks)
         self.control, self.parents = new_control("cuda"), TREE[:rows]
         write_control(self.control, length=length, parents=self.parents)
         half = {"dtype": torch.bfloat16, "device": "cuda"}
@@ -71,10 +87,14 @@ class Pass:
         self.rotary = torch.randn(8, HALF, device="cuda").cos(), torch.randn(8, HALF, device="cuda").sin()
         self.out = torch.empty(8, self.heads * DIM, **half)
 
-    def attend(self, cache: KVCache, gated: bool = True, dependent: bool = True, out: torch.Tensor | None = None):
+    def new_workspace(self, blocks: int | None):
+        slots = self.caches[0].keys.numbers.shape[1]
+        self.workspace = allocate(self.heads, self.kv_heads, DIM, slots=slots, device="cuda", blocks=blocks)
+
+    def attend(self, cache: KVCache, out: torch.Tensor | None = None):
         return decode_attention(
             self.q, cache.keys, cache.values, control=self.control, workspace=self.workspace,
-            gate=self.projected[0] if gated else None, out=self.out if out is None else out, dependent=dependent,
+            gate=self.projected[0], out=self.out if out is None else out, dependent=True,
         )  # fmt: skip
 
     def merge(self, cache: KVCache):
@@ -91,7 +111,8 @@ class Pass:
 
 def choose(form: str) -> None:
     """Has the next launches be of this form."""
-    kernels.MERGE_PLACES, kernels.MERGE_TURNS, kernels.MERGE_WARPS = FORMS[form]
+    for name, value in (USED | (FORMS | PARTIAL)[form]).items():
+        setattr(kernels, name, value)
 
 
 def check(shape: str, kind: str) -> None:
@@ -100,41 +121,47 @@ def check(shape: str, kind: str) -> None:
         case = Pass(shape, kind, length, 8, None, 1)
         cache, level, offset = case.caches[0], depths(TREE), cache_offsets(TREE)
         out = torch.full((8, case.heads * DIM), float("nan"), device="cuda")
-        case.attend(cache, gated=False, dependent=False, out=out)
-        together, q = out.clone(), case.q.clone()
+        case.attend(cache, out=out)
+        gates = case.projected[0][..., DIM:].float().sigmoid().flatten(1)
+        together, q, gate = out.clone(), case.q.clone(), case.projected[0].clone()
         for row in range(8):
-            wanted = decode_row(q[row], cache.read, length + level[row], length + offset[row]).flatten()
+            wanted = decode_row(q[row], cache.read, length + level[row], length + offset[row]).flatten() * gates[row]
             error = (together[row] - wanted).abs().max() / wanted.abs().max()
             assert error < 4e-3, f"{kind}, {length} tokens, row {row}: {error:.1e} off"
-            case.q[0] = q[row]
+            case.q[0], case.projected[0][0] = q[row], gate[row]
             write_control(case.control, length=length + level[row], parents=(-1,))
             case.control[16] = offset[row] - level[row]
-            case.attend(cache, gated=False, dependent=False, out=out)
+            case.attend(cache, out=out)
             assert torch.equal(out[0], together[row]), f"{kind}, {length} tokens, row {row} differs alone"
             assert not out[1:].any(), "dead rows are not zero"
             case.q.copy_(q)
+            case.projected[0].copy_(gate)
 
 
-def bench(shape: str, kind: str, length: int, rows: int, blocks: int | None, ceiling: float) -> dict:
-    """One case's row of the table."""
+def bench(shape: str, kind: str, length: int, rows: int, blocks: int | None, forms, ceiling: float):
+    """A row of the table for each form, over the same caches."""
     heads, kv_heads = HEADS[shape]
     size = {"int8": 1, "bf16": 2, "fp32": 4}[kind]
     seen = 2 * kv_heads * length * (DIM * size + (4 if kind == "int8" else 0))
     case = Pass(shape, kind, length, rows, blocks, max(2, min(CALLS, int(ROTATE_BYTES // seen) + 1)))
     turns = [case.caches[i % len(case.caches)] for i in range(CALLS)]
-    times = {
-        "us": graph_microseconds([lambda c=c: case.attend(c) for c in turns]),
-        "merge_us": graph_microseconds([lambda c=c: case.merge(c) for c in turns]),
-        "append_us": graph_microseconds([lambda c=c: case.append(c) for c in turns]),
-        "all_us": graph_microseconds([lambda c=c: (case.append(c), case.attend(c)) for c in turns]),
-    }
-    row = {"shape": shape, "kind": kind, "length": length, "rows": rows, "blocks": case.workspace.blocks}
-    row |= {name: round(time, 2) for name, time in times.items()}
-    row |= {"GBps": round(seen / times["us"] / 1e3)}
-    row |= {"percent_of_ceiling": round(100 * seen / times["us"] / 1e3 / ceiling, 1)}
-    if (shape, kind, rows) == ("9b", "int8", 8) and length in TARGETS:
-        row |= dict(zip(("gate_us", "goal_us"), TARGETS[length], strict=True))
-    return row
+    for form in forms:
+        choose(form)
+        case.new_workspace(blocks)
+        times = {
+            "us": graph_microseconds([lambda c=c: case.attend(c) for c in turns]),
+            "merge_us": graph_microseconds([lambda c=c: case.merge(c) for c in turns]),
+        }
+        if form == "kept":
+            times["append_us"] = graph_microseconds([lambda c=c: case.append(c) for c in turns])
+            times["all_us"] = graph_microseconds([lambda c=c: (case.append(c), case.attend(c)) for c in turns])
+        row = {"form": form, "shape": shape, "kind": kind, "length": length, "rows": rows}
+        row |= {"blocks": case.workspace.blocks} | {name: round(time, 2) for name, time in times.items()}
+        row |= {"GBps": round(seen / times["us"] / 1e3)}
+        row |= {"percent_of_ceiling": round(100 * seen / times["us"] / 1e3 / ceiling, 1)}
+        if (shape, kind, rows) == ("9b", "int8", 8) and length in TARGETS:
+            row |= dict(zip(("gate_us", "goal_us"), TARGETS[length], strict=True))
+        yield row
 
 
 def bench_attention(
@@ -146,18 +173,19 @@ def bench_attention(
 
         raise FastQwenError("the attention benchmark times a GPU and finds none: run it on a machine with one.")
     ceiling = read_ceiling(torch.device("cuda"))
-    print(f"{torch.cuda.get_device_name()}, read ceiling {ceiling:.0f} GB/s")
+    print(f"{torch.cuda.get_device_name()}, read ceiling {ceiling:.0f} GB/s", flush=True)
     found = []
     for shape in shapes:
         for kind in kinds:
             for form in forms:
                 choose(form)
-                check(shape, kind)
-            print(f"  {shape} {kind}: every row right, and the same alone", flush=True)
-            for length, count, number, form in product(lengths, rows, blocks, forms):
-                choose(form)
-                found.append({"form": form} | bench(shape, kind, length, count, number, ceiling))
-                print("  " + ", ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
+                if form in FORMS:
+                    check(shape, kind)
+                    print(f"  {shape} {kind} {form}: every row right, and the same alone", flush=True)
+            for length, count, number in product(lengths, rows, blocks):
+                for row in bench(shape, kind, length, count, number, forms, ceiling):
+                    found.append(row)
+                    print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
                 torch.cuda.empty_cache()
     choose("kept")
     return {"what": "bench attention", **provenance(), "read_ceiling_GBps": round(ceiling), "rows": found}
@@ -170,7 +198,7 @@ def main():
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--rows", nargs="+", type=int, default=[8, 1])
     parser.add_argument("--blocks", nargs="+", type=int, default=[None], help="blocks of the parts' launch, to compare")
-    parser.add_argument("--forms", nargs="+", choices=tuple(FORMS), default=["kept"])
+    parser.add_argument("--forms", nargs="+", choices=(*FORMS, *PARTIAL), default=["kept"])
     arguments = parser.parse_args()
     summary = bench_attention(
         arguments.shape, arguments.kind, arguments.lengths, arguments.rows, arguments.blocks, arguments.forms

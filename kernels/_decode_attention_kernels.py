@@ -199,10 +199,19 @@ def decode_attention_parts_kernel(
 
 @triton.jit
 def _part_sums(p_peak, p_total, p_acc, at, m_part, o_d, D: tl.constexpr):
-    """(m, s, a) of one part for each place, [PLACES] and [PLACES, D]."""
+    """(m, s, a) of one part for each place, [PLACES] and [PLACES, places in o_d]."""
     peaks = tl.load(p_peak + at, mask=m_part, other=float("-inf"))
     totals = tl.load(p_total + at, mask=m_part, other=0.0)
     return peaks, totals, tl.load(p_acc + at[:, None] * D + o_d[None, :], mask=m_part[:, None], other=0.0)
+
+
+@triton.jit
+def _channel(o_lying, D: tl.constexpr):
+    """The channels whose sums lie at these places of a part that kernels/_attention_ptx.py stored."""
+    X: tl.constexpr = D // 128
+    warp = o_lying // (32 * X)
+    channel = warp * (32 * X) + o_lying // 4 % 8 * (4 * X) + o_lying // 32 % X * 4 + o_lying % 4
+    return tl.max_contiguous(tl.multiple_of(channel, 4), 4)
 
 
 @triton.jit
@@ -221,25 +230,29 @@ def _load_chunk(
 def decode_attention_merge_kernel(
     p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, p_gate, p_out,
     gate_stride, slots, max_parts, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    PLACES: tl.constexpr, TURNS: tl.constexpr, GATED: tl.constexpr, DEPENDENT: tl.constexpr,
+    PLACES: tl.constexpr, TURNS: tl.constexpr, BLOCK_D: tl.constexpr, BY_STORES: tl.constexpr, GATED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Program (head, row): parts in position order, the row's own key and value, the gate.
+    """Program (head, row, block of channels): parts in position order, the row's own key and value, the gate.
 
     What needs no length is asked for before the length is known, the first parts too: what lies past a row's last
     part may be anything and is dropped after. All the maxima come first, so that sums are only weighted and added, the
-    i-th part to the sum of place i mod PLACES; the places add up at the end.
+    i-th part to the sum of place i mod PLACES; the places add up at the end. BY_STORES: sums lie as the stores of
+    kernels/_attention_ptx.py leave them.
     """
     CHUNK: tl.constexpr = PLACES * TURNS
     head = tl.program_id(0)
     row = tl.program_id(1)
-    o_d = tl.arange(0, D)
+    o_all = tl.arange(0, D)
+    o_lying = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
+    o_d = _channel(o_lying, D) if BY_STORES else o_lying
     o_chunk = tl.arange(0, CHUNK)
     o_place = tl.arange(0, PLACES)
     kv_head = head // GROUP
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    if head + row == 0:
+    if head + row + tl.program_id(2) == 0:
         tl.store(p_counter, 0)
     p_o = p_out + (row * KV_HEADS * GROUP + head) * D + o_d
     rows = tl.load(p_control + ROWS)
@@ -248,15 +261,15 @@ def decode_attention_merge_kernel(
     offset = tl.load(p_control + OFFSETS + row)
     first = kv_head.to(tl.int64) * max_parts * (8 * GROUP) + row * GROUP + head % GROUP
     peaks = tl.load(p_peak + first + o_chunk * (8 * GROUP), mask=o_chunk < max_parts, other=float("-inf"))
-    chunk = _load_chunk(p_peak, p_total, p_acc, first, o_place, max_parts, o_d, D, GROUP, TURNS)
-    q = tl.load(p_q + (row * KV_HEADS * GROUP + head) * D + o_d).to(tl.float32)
+    chunk = _load_chunk(p_peak, p_total, p_acc, first, o_place, max_parts, o_lying, D, GROUP, TURNS)
+    q = tl.load(p_q + (row * KV_HEADS * GROUP + head) * D + o_all).to(tl.float32)
     if GATED:
         gate = tl.load(p_gate + row * gate_stride + (head * 2 + 1) * D + o_d).to(tl.float32)
     if row < rows:
         INT8: tl.constexpr = p_keys.dtype.element_ty == tl.int8
         parts = parts_before(length + depth)
         own = kv_head.to(tl.int64) * slots + length + offset
-        key = tl.load(p_keys + own * D + o_d).to(tl.float32)
+        key = tl.load(p_keys + own * D + o_all).to(tl.float32)
         value = tl.load(p_values + own * D + o_d).to(tl.float32)
         if INT8:
             key_scale = tl.load(p_key_scales + own)
@@ -270,7 +283,7 @@ def decode_attention_merge_kernel(
         peak = tl.max(peaks, 0)
         base = tl.where(peak == float("-inf"), 0.0, peak)
         total = tl.zeros((PLACES,), tl.float32)
-        acc = tl.zeros((PLACES, D), tl.float32)
+        acc = tl.zeros((PLACES, BLOCK_D), tl.float32)
         for turn in tl.static_range(TURNS):
             m_part = turn * PLACES + o_place < parts
             weight = tl.exp2(tl.where(m_part, chunk[turn][0], float("-inf")) - base)
@@ -278,7 +291,7 @@ def decode_attention_merge_kernel(
             acc += tl.where(m_part[:, None], chunk[turn][2], 0.0) * weight[:, None]
         c = CHUNK
         while c < parts:
-            chunk = _load_chunk(p_peak, p_total, p_acc, first, c + o_place, parts, o_d, D, GROUP, TURNS)
+            chunk = _load_chunk(p_peak, p_total, p_acc, first, c + o_place, parts, o_lying, D, GROUP, TURNS)
             for turn in tl.static_range(TURNS):
                 weight = tl.exp2(chunk[turn][0] - base)
                 total += chunk[turn][1] * weight
@@ -300,4 +313,4 @@ def decode_attention_merge_kernel(
             o = o * (1.0 / (1.0 + tl.exp2(gate * -1.4426950408889634)))
         tl.store(p_o, o.to(p_out.dtype.element_ty))
     else:
-        tl.store(p_o, tl.zeros((D,), p_out.dtype.element_ty))
+        tl.store(p_o, tl.zeros((BLOCK_D,), p_out.dtype.element_ty))

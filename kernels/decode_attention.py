@@ -44,8 +44,11 @@ from .attention import part_at
 from .attention_control import FLOATS, HEAD_DIMS, TILE, check_cache, want
 from .rows import SLOTS
 
-# The merge: sums that parts join in turn, parts of each in flight, warps. benchmarks/attention.py compares others.
-MERGE_PLACES, MERGE_TURNS, MERGE_WARPS = 4, 8, 4
+# What benchmarks/attention.py compares with others. The merge: sums that parts join in turn, parts of each in flight,
+# warps, blocks a row and head. The parts: whether the text of kernels/_attention_ptx.py runs where it can, which of its
+# forms, how many tiles a block asks for while the kernels before it run, blocks launched for each multiprocessor.
+MERGE_PLACES, MERGE_TURNS, MERGE_WARPS, MERGE_BLOCKS = 4, 8, 4, 1
+BY_TEXT, TEXT, AHEAD, BLOCKS = True, {}, 2, 4
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ def allocate(heads: int, kv_heads: int, head_dim: int, *, slots: int, device, bl
         multiprocessors = 4
         if device.type == "cuda":
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        blocks = 4 * multiprocessors  # twice as many as are resident: handing them out is quicker than the counter
+        # By default twice as many as are resident: handing them out is quicker than the counter.
+        blocks = BLOCKS * multiprocessors
     cells = (kv_heads, parts, SLOTS * (heads // kv_heads))
     blocks = min(blocks, kv_heads * parts * -(-SLOTS // _block_rows(heads // kv_heads)))
     return Workspace(
@@ -121,7 +125,10 @@ def decode_attention(
     Raises ValueError where a shape, dtype, stride or device does not fit.
     """
     _check(q, keys, values, control, workspace, gate, out)
-    _parts(q, keys, values, control, workspace, dependent)
+    if _takes_text(q, keys):
+        _parts_by_text(q, keys, values, control, workspace, dependent)
+    else:
+        _parts(q, keys, values, control, workspace, dependent)
     _merge(q, keys, values, control, workspace, gate, out, dependent)
     return out
 
@@ -145,15 +152,36 @@ def _parts(q, keys, values, control, workspace, dependent):
     )  # fmt: skip
 
 
+def _takes_text(q, keys) -> bool:
+    """Whether parts are those of kernels/_attention_ptx.py: int8 on NVIDIA from compute capability 8.0."""
+    if not (BY_TEXT and q.is_cuda and torch.version.hip is None and q.dtype != torch.float32):
+        return False
+    numbers = keys.numbers
+    return numbers.dtype == torch.int8 and numbers.shape[2] >= 128 and torch.cuda.get_device_capability(q.device)[0] >= 8
+
+
+def _parts_by_text(q, keys, values, control, workspace, dependent):
+    from . import _attention_block_kernel as _kernel
+
+    group, shape, tensors = _common(q, keys, values, control, workspace, dependent)
+    rows = _block_rows(group)
+    form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, **TEXT)
+    _kernel.decode_attention_block_kernel[(workspace.blocks,)](
+        *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows, FORM=form, AHEAD=AHEAD, num_warps=4,
+        **shape,
+    )  # fmt: skip
+
+
 def _merge(q, keys, values, control, workspace, gate, out, dependent):
     from . import _decode_attention_kernels as _kernels
 
     _, shape, tensors = _common(q, keys, values, control, workspace, dependent)
     heads, dim = q.shape[1:]
     gates = (q, 0) if gate is None else (gate, gate.stride(0))
-    _kernels.decode_attention_merge_kernel[(heads, SLOTS)](
+    _kernels.decode_attention_merge_kernel[(heads, SLOTS, MERGE_BLOCKS)](
         *tensors, gates[0], out, gates[1], keys.numbers.shape[1], workspace.peak.shape[1],
-        PLACES=MERGE_PLACES, TURNS=MERGE_TURNS, GATED=gate is not None, num_warps=MERGE_WARPS, **shape,
+        PLACES=MERGE_PLACES, TURNS=MERGE_TURNS, BLOCK_D=dim // MERGE_BLOCKS, BY_STORES=_takes_text(q, keys),
+        GATED=gate is not None, num_warps=MERGE_WARPS, **shape,
     )  # fmt: skip
 
 
