@@ -3,30 +3,51 @@
 Imported only with Triton.
 """
 
+import itertools
+
 import triton
 import triton.language as tl
 
-from ._attention_control import DEPTHS, LENGTH, ROWS
 from ._attention_parts import part as part_of
 from ._attention_parts import parts_before
 from ._attention_ptx import CONSTRAINTS as _CONSTRAINTS
-from ._attention_ptx import program
-from ._dependent_launch import gdc_launch_dependents, gdc_wait
+from ._attention_ptx import extent, program
+from ._dependent_launch import gdc_launch_dependents
 
-# A text for every (D, groups of 8 columns, bf16 or fp16 queries), then those that benchmarks/attention.py compares.
-FORMS = [(dim, groups, bf16, {}) for dim in (128, 256) for groups in range(1, 5) for bf16 in (True, False)]
-FORMS += [(256, 4, True, {"overlapped": False})]
-FORMS += [(256, 4, True, {"without": steps}) for steps in (("loads",), ("scores", "sums"), ("loads", "scores", "sums"))]
-PROGRAMS = tl.constexpr(tuple(program(dim, groups, bf16, **rest) for dim, groups, bf16, rest in FORMS))
+# A text for every (D, groups of 8 columns, bf16 or fp16 queries, whether dependent), then those that
+# benchmarks/attention.py compares.
+FORMS = list(itertools.product((128, 256), range(1, 5), (True, False), (True, False), ({},)))
+FORMS += [(256, 4, True, True, {"overlapped": False})]
+FORMS += [(256, 4, True, True, {"without": x}) for x in (("loads",), ("scores", "sums"), ("loads", "scores", "sums"))]
+PROGRAMS = tl.constexpr(tuple(program(*which, **rest) for *which, rest in FORMS))
 CONSTRAINTS = tl.constexpr(_CONSTRAINTS)
+_ANSWER = "mov.b32 $0, now_length; mov.b32 $1, now_rows; mov.b32 $2, now_end;"
+_EXTENT_EARLY, _EXTENT_NOW = (tl.constexpr("{" + extent("$3", x) + _ANSWER + "}") for x in ("cg", "ca"))
+_EXTENT_WAITED = tl.constexpr("{ griddepcontrol.wait;" + extent("$3", "ca") + _ANSWER + "}")
 # A thread asks for one 128-byte line at $1 and one at $2 into the L2.
 _ASK = tl.constexpr("mov.b32 $0, 0; prefetch.global.L2 [$1]; prefetch.global.L2 [$2];")
 _THREAD = tl.constexpr("mov.u32 $0, %tid.x;")
 
 
-def form(dim: int, groups: int, bf16: bool, **rest) -> int:
+def form(dim: int, groups: int, bf16: bool, dependent: bool, **rest) -> int:
     """Which text to place: an index into PROGRAMS."""
-    return FORMS.index((dim, groups, bf16, rest))
+    return FORMS.index((dim, groups, bf16, dependent, rest))
+
+
+@triton.jit
+def _extent(p_control, TEXT: tl.constexpr):
+    """(length, live rows, end of what any row sees) as control says."""
+    return tl.inline_asm_elementwise(
+        TEXT, "=&r,=&r,=&r,l", [p_control], dtype=(tl.int32, tl.int32, tl.int32), is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _items(rows, last, KV_HEADS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+    """(parts, blocks of rows, parts of every head and block of rows)."""
+    parts = parts_before(last)
+    row_blocks = 1 if BLOCK_ROWS == 8 else tl.maximum((rows + BLOCK_ROWS - 1) // BLOCK_ROWS, 1)
+    return parts, row_blocks, parts * KV_HEADS * row_blocks
 
 
 @triton.jit
@@ -36,40 +57,15 @@ def _item(item, parts, row_blocks, KV_HEADS: tl.constexpr):
 
 
 @triton.jit
-def _extent(p_control):
-    """(length, live rows, end of what any row sees), as control says now."""
-    o_slot = tl.arange(0, 8)
-    length = tl.load(p_control + LENGTH, volatile=True)
-    rows = tl.minimum(tl.load(p_control + ROWS, volatile=True), 8)
-    depths = tl.load(p_control + DEPTHS + o_slot, volatile=True)
-    return length, rows, tl.max(tl.where(o_slot < rows, length + depths, 0), 0)
-
-
-@triton.jit
-def _ask_ahead(
-    p_keys, p_values, p_control, slots, KV_HEADS: tl.constexpr, BLOCK_ROWS: tl.constexpr, D: tl.constexpr,
-    AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Asks for the first AHEAD tiles of this block into the L2 while the kernels before it still run.
-
-    Control may still be that of an earlier pass, and the cache may still be written to: what is asked for then is no
-    more than useless, for the L2 is what all of them write to.
-    """
-    _, rows, last = _extent(p_control)
-    parts = parts_before(tl.minimum(last, slots))
-    row_blocks = 1 if BLOCK_ROWS == 8 else tl.maximum(rows + BLOCK_ROWS - 1, 1) // BLOCK_ROWS
-    item = tl.program_id(0)
-    if item < parts * KV_HEADS * row_blocks:
-        _, kv_head, part = _item(item, parts, row_blocks, KV_HEADS)
-        start, part_length = part_of(part)
-        stop = tl.minimum(start + part_length, tl.minimum(last, slots))
-        thread = tl.inline_asm_elementwise(_THREAD, "=r,r", [item], dtype=tl.int32, is_pure=True, pack=1)
-        for tile in tl.static_range(AHEAD):
-            if start + tile * 64 < stop:
-                at = (kv_head.to(tl.int64) * slots + start + tile * 64) * D + thread * (D // 2)
-                tl.inline_asm_elementwise(
-                    _ASK, "=r,l,l", [p_keys + at, p_values + at], dtype=tl.int32, is_pure=False, pack=1
-                )
+def _ask_ahead(p_keys, p_values, at, start, stop, D: tl.constexpr, AHEAD: tl.constexpr):
+    """Asks for the first AHEAD tiles of a part, whose slots start at `at`, into the L2: harmless wherever that is."""
+    thread = tl.inline_asm_elementwise(_THREAD, "=r,r", [start], dtype=tl.int32, is_pure=True, pack=1)
+    for tile in tl.static_range(AHEAD):
+        if start + tile * 64 < stop:
+            line = (at + tile * 64) * D + thread * (D // 2)
+            tl.inline_asm_elementwise(
+                _ASK, "=r,l,l", [p_keys + line, p_values + line], dtype=tl.int32, is_pure=False, pack=1
+            )
 
 
 @triton.jit(do_not_specialize=["slots", "max_parts"])
@@ -78,37 +74,56 @@ def decode_attention_block_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr,
     AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """As decode_attention_parts_kernel, which other caches and GPUs take; FORM is a text's index."""
+    """As decode_attention_parts_kernel, which other caches and GPUs take; FORM is a text's index.
+
+    DEPENDENT: what control says is read while the kernels before still run and may change it. Only addresses come of
+    that before the text has waited for them and found that it still holds; else the same item is begun again.
+    """
     ROW: tl.constexpr = KV_HEADS * GROUP * D
     if DEPENDENT:
         gdc_launch_dependents()
-        if AHEAD:
-            _ask_ahead(p_keys, p_values, p_control, slots, KV_HEADS, BLOCK_ROWS, D, AHEAD)
-        gdc_wait()
-    length, rows, last = _extent(p_control)
-    parts = parts_before(last)
-    row_blocks = 1 if BLOCK_ROWS == 8 else (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-    items = parts * KV_HEADS * row_blocks
+    length, rows, last = _extent(p_control, _EXTENT_EARLY if DEPENDENT else _EXTENT_NOW)
     item = tl.program_id(0)
     blocks = tl.num_programs(0)
-    while item < items:
-        row_block, kv_head, part = _item(item, parts, row_blocks, KV_HEADS)
-        first_row = row_block * BLOCK_ROWS
-        start, part_length = part_of(part)
-        stop = tl.minimum(start + part_length, last)
-        at = kv_head.to(tl.int64) * slots + start
-        cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
-        columns = tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP
-        taken = tl.inline_asm_elementwise(
-            PROGRAMS[FORM], CONSTRAINTS,
-            [
-                # As integers: pointers to different types are no arguments of one text.
-                (p_keys + at * D).to(tl.int64), (p_values + at * D).to(tl.int64), (p_key_scales + at).to(tl.int64),
-                (p_value_scales + at).to(tl.int64), (p_q + first_row * ROW + kv_head * (GROUP * D)).to(tl.int64),
-                (p_peak + cell).to(tl.int64), (p_total + cell).to(tl.int64), (p_acc + cell * D).to(tl.int64),
-                p_counter.to(tl.int64), (p_control + DEPTHS + first_row).to(tl.int64),
-                start, stop, length, columns, (items > blocks).to(tl.int32), GROUP, 65536 // GROUP + 1, 2 * ROW,
-            ],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-        item = tl.where(items > blocks, blocks + taken, item + blocks)
+    early = 1 if DEPENDENT else 0
+    going = item >= 0
+    while going:
+        last = tl.minimum(last, slots)  # it may be another cache's, as long as it is early
+        parts, row_blocks, items = _items(rows, last, KV_HEADS, BLOCK_ROWS)
+        taken = item * 0
+        if item < items:
+            row_block, kv_head, part = _item(item, parts, row_blocks, KV_HEADS)
+            first_row = row_block * BLOCK_ROWS
+            start, part_length = part_of(part)
+            stop = tl.minimum(start + part_length, last)
+            at = kv_head.to(tl.int64) * slots + start
+            cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
+            columns = tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP
+            if early > 0:
+                _ask_ahead(p_keys, p_values, at, start, stop, D, AHEAD)
+            taken = tl.inline_asm_elementwise(
+                PROGRAMS[FORM], CONSTRAINTS,
+                [
+                    # As integers: pointers to different types are no arguments of one text.
+                    (p_keys + at * D).to(tl.int64), (p_values + at * D).to(tl.int64), (p_key_scales + at).to(tl.int64),
+                    (p_value_scales + at).to(tl.int64), (p_q + first_row * ROW + kv_head * (GROUP * D)).to(tl.int64),
+                    (p_peak + cell).to(tl.int64), (p_total + cell).to(tl.int64), (p_acc + cell * D).to(tl.int64),
+                    p_counter.to(tl.int64), p_control.to(tl.int64),
+                    start, stop, length, rows, last, first_row, columns, (items > blocks).to(tl.int32),
+                    GROUP, 65536 // GROUP + 1, 2 * ROW,
+                ],
+                dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+            next_item = tl.where(items > blocks, blocks + taken, item + blocks)
+        else:
+            next_item = items
+            if DEPENDENT:
+                now_length, now_rows, now_last = _extent(p_control, _EXTENT_WAITED)
+                same = (now_length == length) & (now_rows == rows) & (now_last == last)
+                taken = tl.where(same, 0, -1)
+        if taken == -1:
+            length, rows, last = _extent(p_control, _EXTENT_NOW)
+        else:
+            item = next_item
+            going = item < items
+        early = 0

@@ -22,21 +22,46 @@ Plain Python; kernels/_decode_attention_kernels.py has Triton place the text in 
 
 import struct
 
+from . import attention_control as control
+
 WARPS, TILE = 4, 64
-CONSTRAINTS = "=&r," + "l," * 10 + ",".join("r" * 8)
-OPERANDS = (
-    "next", "pk", "pv", "pks", "pvs", "pq", "ppeak", "ptotal", "pacc", "pcounter", "pdepths",
-    "start", "stop", "length", "columns", "take", "group", "inverse", "rowbytes",
-)  # fmt: skip
+POINTERS = ("pk", "pv", "pks", "pvs", "pq", "ppeak", "ptotal", "pacc", "pcounter", "pcontrol")
+NUMBERS = ("start", "stop", "length", "rows", "end", "first", "columns", "take", "group", "inverse", "rowbytes")
+CONSTRAINTS = "=&r," + "l," * len(POINTERS) + ",".join("r" * len(NUMBERS))
 
 
-def program(dim: int, groups: int, bf16: bool, *, overlapped: bool = True, without: tuple[str, ...] = ()) -> str:
+def extent(pointer: str, cache: str) -> str:
+    """Length, live rows and the end of what any row sees, into registers now_length, now_rows and now_end.
+
+    One load of a warp for all of the control words; with `cache` "cg" it passes by the L1.
+    """
+    return f"""
+        .reg .b32 now_length, now_rows, now_end, word, number;
+        .reg .b64 where;
+        .reg .pred there;
+        mov.u32 number, %laneid;
+        mul.wide.u32 where, number, 4; add.u64 where, where, {pointer};
+        setp.lt.u32 there, number, {control.CONTROL}; mov.b32 word, 0;
+        @there ld.global.{cache}.b32 word, [where];
+        shfl.sync.idx.b32 now_length, word, {control.LENGTH}, 31, 0xffffffff;
+        shfl.sync.idx.b32 now_rows, word, {control.ROWS}, 31, 0xffffffff;
+        min.s32 now_rows, now_rows, 8; max.s32 now_rows, now_rows, 0;
+        sub.u32 number, number, {control.DEPTHS}; setp.lt.u32 there, number, now_rows;
+        add.u32 word, word, now_length; selp.b32 word, word, 0, there;
+        redux.sync.max.s32 now_end, word, 0xffffffff;
+        """
+
+
+def program(
+    dim: int, groups: int, bf16: bool, dependent: bool, *, overlapped: bool = True, without: tuple[str, ...] = ()
+) -> str:
     """The text for heads of `dim` (128 or 256), 8 `groups` columns and queries in bf16 or fp16.
 
+    dependent   waits for the kernels before; if control is another than the operands say it does nothing but return -1
     overlapped  three tiles between two barriers; else one step
     without     steps left out, for measuring: "loads" after the first tile's, "scores", "weights", "sums"
     """
-    writer = _Writer(dim, groups, bf16, without)
+    writer = _Writer(dim, groups, bf16, dependent, without)
     writer.prologue()
     (writer.overlapped if overlapped else writer.in_turn)()
     writer.epilogue()
@@ -44,8 +69,8 @@ def program(dim: int, groups: int, bf16: bool, *, overlapped: bool = True, witho
 
 
 class _Writer:
-    def __init__(self, dim, groups, bf16, without):
-        self.dim, self.n, self.bf16, self.without = dim, groups, bf16, without
+    def __init__(self, dim, groups, bf16, dependent, without):
+        self.dim, self.n, self.bf16, self.dependent, self.without = dim, groups, bf16, dependent, without
         self.j, self.x = dim // 64, dim // 128
         self.lines, self.registers, self.labels = [], {}, 0
         self.q_at = 0
@@ -103,11 +128,10 @@ class _Writer:
         self.reg("b32", "qa", "pw", "pr", "mw", "mr", "sa", "pw2", "pr2", "mw2", "mr2", "tile", "left", "slot", "keyleft")
         self.reg("b32", "valueleft", "scaleslot", "tileend")
         self.reg("pred", "p", "r", "p0", "p1", "p2", "live")
-        for i, name in enumerate(OPERANDS):
-            wide = 1 <= i <= 10
-            self.reg("b64" if wide else "b32", name)
-            if i:
-                self.op(f"mov.b{64 if wide else 32} {name}, ${i};")
+        self.reg("b32", "next")
+        for i, name in enumerate(POINTERS + NUMBERS, 1):
+            kind = self.registers[name] = "b64" if name in POINTERS else "b32"
+            self.op(f"mov.{kind} {name}, ${i};")
         self.op(
             "mov.u32 tid, %tid.x;", "and.b32 lane, tid, 31;", "shr.u32 warp, tid, 5;",
             "shr.u32 g, lane, 2;", "and.b32 t, lane, 3;", "mov.u32 base, shared_bytes;",
@@ -122,11 +146,18 @@ class _Writer:
             f"mad.lo.u32 v, g, {self.dim // 32}, v;", "cvt.u64.u32 at, v;", "add.u64 vptr, pv, at;",
             "mov.b32 scaleslot, slot;",
         )  # fmt: skip
+        self.addresses()
+        if self.dependent:
+            self.op("griddepcontrol.wait;")
         self.load_keys(range(self.j))
         self.load_scales()
         self.load_values(range(4))
-        self.addresses()
+        if self.dependent:
+            self.op(extent("pcontrol", "ca"))
         self.queries()
+        if self.dependent:
+            self.op("mov.b32 next, 0xffffffff;", "setp.ne.b32 p, length, now_length;")
+            self.op("setp.ne.or.b32 p, rows, now_rows, p;", "setp.ne.or.b32 p, end, now_end, p;", "@p bra AT_END;")
         for register in self.by_column("total"):
             self.op(f"mov.f32 {register}, 0f00000000;")
         for register in self.by_column("peak"):
@@ -165,8 +196,9 @@ class _Writer:
         words = self.reg("b32", *(f"q_{i}" for i in range(8 * self.j)))
         pairs = self.reg("b32", "b0", "b1", "b2", "b3")
         self.op(
-            "mul.lo.u32 u, tid, inverse;", "shr.u32 u, u, 16;", "mul.wide.u32 at, u, 4;", "add.u64 at, pdepths, at;",
-            "setp.lt.u32 p, tid, columns;", "setp.lt.u32 r, tid, 32;", "mov.b32 v, 0;", "@p ld.global.b32 v, [at];",
+            "mul.lo.u32 u, tid, inverse;", "shr.u32 u, u, 16;", "add.u32 u, u, first;", "mul.wide.u32 at, u, 4;",
+            "add.u64 at, pcontrol, at;",
+            "setp.lt.u32 p, tid, columns;", "setp.lt.u32 r, tid, 32;", "mov.b32 v, 0;", f"@p ld.global.b32 v, [at+{4 * control.DEPTHS}];",
             "@p add.u32 v, v, length;", "mad.lo.u32 u, tid, 4, base;", f"@r st.shared.b32 [u+{self.seen_at}], v;",
             f"setp.ge.u32 r, warp, {self.n};", f"@r bra {done};",
             "mad.lo.u32 u, warp, 8, g;", "setp.lt.u32 p, u, columns;", "mul.lo.u32 v, u, inverse;", "shr.u32 v, v, 16;",
@@ -402,7 +434,7 @@ class _Writer:
 
     def epilogue(self):
         """Stores the part. In its row of sums, the words that one store of a warp writes lie beside each other."""
-        self.op(f"ld.shared.b32 next, [base+{self.next_at}];", "mov.b32 $0, next;")
+        self.op(f"ld.shared.b32 next, [base+{self.next_at}];")
         maxima = self.reg("f32", "m_0", "m_1", "m_2", "m_3")
         self.op(
             "setp.lt.u32 p, tid, columns;", "mad.lo.u32 u, tid, 16, base;",
@@ -426,6 +458,7 @@ class _Writer:
                     four = [self.acc(2 * x + c // 2, n)[2 * (c % 2) + e] for c in range(4)]
                     offset = column * 4 * self.dim + 128 * x
                     self.op(f"@p st.global.v4.f32 [at+{offset}], {{{', '.join(four)}}};")
+        self.op("AT_END:", "mov.b32 $0, next;")
 
 
 def _float(number):

@@ -165,7 +165,7 @@ def _parts_by_text(q, keys, values, control, workspace, dependent):
 
     group, shape, tensors = _common(q, keys, values, control, workspace, dependent)
     rows = _block_rows(group)
-    form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, **TEXT)
+    form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent, **TEXT)
     _kernel.decode_attention_block_kernel[(workspace.blocks,)](
         *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows, FORM=form, AHEAD=AHEAD, num_warps=4,
         **shape,

@@ -57,8 +57,8 @@ class Machine:
         if name in self.registers:
             value = self.registers[name]
             return value.view(kind) if value.dtype.itemsize == np.dtype(kind).itemsize else value.astype(kind)
-        if name == "%tid.x":
-            return LANES.astype(np.uint32)
+        if name in ("%tid.x", "%laneid"):
+            return (LANES % (32 if name == "%laneid" else 128)).astype(np.uint32)
         if name == "shared_bytes":
             return np.zeros(128, np.uint32)
         if name.startswith("$"):
@@ -116,7 +116,7 @@ class Machine:
         name, args = parts[0], names[1:]
         if name in ("ld", "st"):
             return self.move(name, "shared" in parts, names, mask)
-        if name == "bar":
+        if name in ("bar", "griddepcontrol"):
             return None
         if name == "mma":
             d, a, b, c = ([y.strip() for y in x.strip("{}").split(",")] for x in names)
@@ -125,8 +125,11 @@ class Machine:
                 self.put(register, value, mask)
             return None
         if name == "shfl":
-            other = LANES ^ int(args[1])
+            other = LANES ^ int(args[1]) if "bfly" in parts else LANES // 32 * 32 + int(args[1])
             return self.put(names[0], self.get(args[0])[other], mask)
+        if name == "redux":
+            top = self.get(args[0], np.int32).reshape(4, 32).max(1)
+            return self.put(names[0], np.repeat(top, 32), mask)
         if name == "vote":
             votes = self.registers[args[0]].reshape(4, 32).all(1)
             return self.put(names[0], np.repeat(votes, 32), mask)
@@ -169,7 +172,9 @@ class Machine:
     def compare(self, parts, args, kind):
         a, b = self.get(args[0], kind), self.get(args[1], kind)
         found = {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}[parts[1]]
-        return found & self.registers[args[2]] if parts[2] == "and" else found
+        if parts[2] in ("and", "or"):
+            return found & self.registers[args[2]] if parts[2] == "and" else found | self.registers[args[2]]
+        return found
 
     def convert(self, op, args):
         if op == "cvt.u64.u32":
