@@ -22,8 +22,8 @@ FORMS += [(256, 4, True, True, {"without": x}) for x in (("loads",), ("scores", 
 PROGRAMS = tl.constexpr(tuple(program(*which, **rest) for *which, rest in FORMS))
 CONSTRAINTS = tl.constexpr(_CONSTRAINTS)
 _ANSWER = "mov.b32 $0, now_length; mov.b32 $1, now_rows; mov.b32 $2, now_end;"
-_EXTENT_EARLY, _EXTENT_NOW = (tl.constexpr("{" + extent("$3", x) + _ANSWER + "}") for x in ("cg", "ca"))
-_EXTENT_WAITED = tl.constexpr("{ griddepcontrol.wait;" + extent("$3", "ca") + _ANSWER + "}")
+_EXTENT_EARLY, _EXTENT_NOW = (tl.constexpr("{" + "".join(extent("$3", x)) + _ANSWER + "}") for x in ("cg", "ca"))
+_EXTENT_WAITED = tl.constexpr("{ griddepcontrol.wait;" + "".join(extent("$3", "ca")) + _ANSWER + "}")
 # A thread asks for one 128-byte line at $1 and one at $2 into the L2.
 _ASK = tl.constexpr("mov.b32 $0, 0; prefetch.global.L2 [$1]; prefetch.global.L2 [$2];")
 _THREAD = tl.constexpr("mov.u32 $0, %tid.x;")

@@ -30,12 +30,13 @@ NUMBERS = ("start", "stop", "length", "rows", "end", "first", "columns", "take",
 CONSTRAINTS = "=&r," + "l," * len(POINTERS) + ",".join("r" * len(NUMBERS))
 
 
-def extent(pointer: str, cache: str) -> str:
-    """Length, live rows and the end of what any row sees, into registers now_length, now_rows and now_end.
+def extent(pointer: str, cache: str) -> tuple[str, str]:
+    """Texts that ask for control and that have length, live rows and the end of what any row sees of it.
 
-    One load of a warp for all of the control words; with `cache` "cg" it passes by the L1.
+    These are then in registers now_length, now_rows and now_end. One load of a warp for all of the words; with `cache`
+    "cg" it passes by the L1.
     """
-    return f"""
+    asked = f"""
         .reg .b32 now_length, now_rows, now_end, word, number;
         .reg .b64 where;
         .reg .pred there;
@@ -43,6 +44,8 @@ def extent(pointer: str, cache: str) -> str:
         mul.wide.u32 where, number, 4; add.u64 where, where, {pointer};
         setp.lt.u32 there, number, {control.CONTROL}; mov.b32 word, 0;
         @there ld.global.{cache}.b32 word, [where];
+        """
+    return asked, f"""
         shfl.sync.idx.b32 now_length, word, {control.LENGTH}, 31, 0xffffffff;
         shfl.sync.idx.b32 now_rows, word, {control.ROWS}, 31, 0xffffffff;
         min.s32 now_rows, now_rows, 8; max.s32 now_rows, now_rows, 0;
@@ -152,12 +155,14 @@ class _Writer:
         self.load_keys(range(self.j))
         self.load_scales()
         self.load_values(range(4))
+        self.op("bar.sync 0;")  # so that no load is put off until after something else has come
+        asked, found = extent("pcontrol", "ca")
         if self.dependent:
-            self.op(extent("pcontrol", "ca"))
-        self.queries()
+            self.op(asked)
+        self.load_queries()
+        self.store_queries()
         if self.dependent:
-            self.op("mov.b32 next, 0xffffffff;", "setp.ne.b32 p, length, now_length;")
-            self.op("setp.ne.or.b32 p, rows, now_rows, p;", "setp.ne.or.b32 p, end, now_end, p;", "@p bra AT_END;")
+            self.op(found)
         for register in self.by_column("total"):
             self.op(f"mov.f32 {register}, 0f00000000;")
         for register in self.by_column("peak"):
@@ -166,7 +171,14 @@ class _Writer:
             for n in range(self.n):
                 self.op(*(f"mov.f32 {register}, 0f00000000;" for register in self.acc(i, n)))
         self.reg("b32", "taken")
-        self.op("setp.eq.u32 p, tid, 0;", "setp.ne.and.u32 p, take, 0, p;", "mov.b32 taken, 0;")
+        self.op("mov.b32 taken, 0;")
+        if self.dependent:  # No branch: loads that one way does not want would be put off until after it.
+            self.op(
+                "setp.ne.b32 p, length, now_length;", "setp.ne.or.b32 p, rows, now_rows, p;",
+                "setp.ne.or.b32 p, end, now_end, p;", "selp.b32 taken, 0xffffffff, 0, p;",
+                "selp.b32 take, 0, take, p;", "selp.b32 columns, 0, columns, p;",
+            )  # fmt: skip
+        self.op("setp.eq.u32 p, tid, 0;", "setp.ne.and.u32 p, take, 0, p;")
         self.op("@p atom.relaxed.gpu.global.add.u32 taken, [pcounter], 1;", "bar.sync 0;")
 
     def addresses(self):
@@ -189,28 +201,38 @@ class _Writer:
     def flip(self, name):
         self.op(f"sub.u32 {name}, {name}2, {name};")
 
-    def queries(self):
-        """Warp n loads the queries of columns 8 n .. + 7, in fp16 and in the order of the keys; thread c what c sees."""
-        done = self.label()
-        halves = self.reg("f32", "h0", "h1", "h2", "h3")
+    def load_queries(self):
+        """Warp n asks for the queries of columns 8 n .. + 7, thread c for what column c sees."""
         words = self.reg("b32", *(f"q_{i}" for i in range(8 * self.j)))
-        pairs = self.reg("b32", "b0", "b1", "b2", "b3")
+        self.reg("b32", "seenby", "seenat", "seenlength")
         self.op(
             "mul.lo.u32 u, tid, inverse;", "shr.u32 u, u, 16;", "add.u32 u, u, first;", "mul.wide.u32 at, u, 4;",
-            "add.u64 at, pcontrol, at;",
-            "setp.lt.u32 p, tid, columns;", "setp.lt.u32 r, tid, 32;", "mov.b32 v, 0;", f"@p ld.global.b32 v, [at+{4 * control.DEPTHS}];",
-            "@p add.u32 v, v, length;", "mad.lo.u32 u, tid, 4, base;", f"@r st.shared.b32 [u+{self.seen_at}], v;",
-            f"setp.ge.u32 r, warp, {self.n};", f"@r bra {done};",
+            "add.u64 at, pcontrol, at;", "setp.lt.u32 p, tid, columns;", "setp.lt.u32 r, tid, 32;",
+            "mov.b32 seenby, 0;", f"@p ld.global.b32 seenby, [at+{4 * control.DEPTHS}];",
+            "selp.b32 seenlength, length, 0, p;", "mad.lo.u32 seenat, tid, 4, base;",
             "mad.lo.u32 u, warp, 8, g;", "setp.lt.u32 p, u, columns;", "mul.lo.u32 v, u, inverse;", "shr.u32 v, v, 16;",
             "mul.lo.u32 w, v, group;", "sub.u32 w, u, w;", "mul.lo.u32 v, v, rowbytes;",
             f"mad.lo.u32 v, w, {2 * self.dim}, v;", "mad.lo.u32 v, t, 32, v;", "cvt.u64.u32 at, v;",
-            "add.u64 at, pq, at;", f"mad.lo.u32 u, warp, {1024 * self.j}, qa;",
+            "add.u64 at, pq, at;",
         )  # fmt: skip
+        if self.n < WARPS:
+            self.op(f"setp.lt.and.u32 p, warp, {self.n}, p;")
         for j in range(self.j):
             for half in range(2):
                 four = words[8 * j + 4 * half :][:4]
                 self.op(*(f"mov.b32 {word}, 0;" for word in four))
                 self.op(f"@p ld.global.v4.b32 {{{', '.join(four)}}}, [at+{128 * j + 16 * half}];")
+
+    def store_queries(self):
+        """Puts the queries into shared memory in fp16 and in the order of the keys, and what columns see."""
+        done = self.label()
+        words = self.reg("b32", *(f"q_{i}" for i in range(8 * self.j)))
+        halves = self.reg("f32", "h0", "h1", "h2", "h3")
+        pairs = self.reg("b32", "b0", "b1", "b2", "b3")
+        self.op("add.u32 seenby, seenby, seenlength;", f"@r st.shared.b32 [seenat+{self.seen_at}], seenby;")
+        self.op(f"mad.lo.u32 u, warp, {1024 * self.j}, qa;")
+        if self.n < WARPS:
+            self.op(f"setp.ge.u32 r, warp, {self.n};", f"@r bra {done};")
         for j in range(self.j):
             for half in range(2):
                 for pair in range(2):
@@ -458,7 +480,7 @@ class _Writer:
                     four = [self.acc(2 * x + c // 2, n)[2 * (c % 2) + e] for c in range(4)]
                     offset = column * 4 * self.dim + 128 * x
                     self.op(f"@p st.global.v4.f32 [at+{offset}], {{{', '.join(four)}}};")
-        self.op("AT_END:", "mov.b32 $0, next;")
+        self.op("mov.b32 $0, next;")
 
 
 def _float(number):
