@@ -198,14 +198,6 @@ def decode_attention_parts_kernel(
 
 
 @triton.jit
-def _part_sums(p_peak, p_total, p_acc, at, m_part, o_d, D: tl.constexpr):
-    """(m, s, a) of one part for each place, [PLACES] and [PLACES, places in o_d]."""
-    peaks = tl.load(p_peak + at, mask=m_part, other=float("-inf"))
-    totals = tl.load(p_total + at, mask=m_part, other=0.0)
-    return peaks, totals, tl.load(p_acc + at[:, None] * D + o_d[None, :], mask=m_part[:, None], other=0.0)
-
-
-@triton.jit
 def _channel(o_lying, D: tl.constexpr):
     """The channels whose sums lie at these places of a part that kernels/_attention_ptx.py stored."""
     X: tl.constexpr = D // 128
@@ -216,14 +208,80 @@ def _channel(o_lying, D: tl.constexpr):
 
 @triton.jit
 def _load_chunk(
-    p_peak, p_total, p_acc, first, part, count, o_d, D: tl.constexpr, GROUP: tl.constexpr, TURNS: tl.constexpr
-):
-    """The parts of a chunk, TURNS for each place; those from `count` on are empty."""
+    p_peak, p_acc, first, part, parts, o_lying, D: tl.constexpr, GROUP: tl.constexpr, PLACES: tl.constexpr,
+    TURNS: tl.constexpr,
+):  # fmt: skip
+    """TURNS times (m [PLACES], a [PLACES, BLOCK_D]) of the parts from `part` on; -inf and 0 from `parts` on."""
     loaded = ()
     for turn in tl.static_range(TURNS):
-        here = part + turn * part.shape[0]
-        loaded = loaded + (_part_sums(p_peak, p_total, p_acc, first + here * (8 * GROUP), here < count, o_d, D),)
+        o_part = part + turn * PLACES + tl.arange(0, PLACES)
+        at = first + o_part * (8 * GROUP)
+        peaks = tl.load(p_peak + at, mask=o_part < parts, other=float("-inf"))
+        sums = tl.load(p_acc + at[:, None] * D + o_lying[None, :], mask=o_part[:, None] < parts, other=0.0)
+        loaded = loaded + ((peaks, sums),)
     return loaded
+
+
+@triton.jit
+def _merged(
+    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_peak, p_total, p_acc, p_gate, gate_stride, max_parts, parts,
+    own, head, row, o_lying, o_d, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PLACES: tl.constexpr,
+    TURNS: tl.constexpr, BLOCK_D: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """One row and head from its parts and the key and value of slot `own`: [BLOCK_D] float32."""
+    INT8: tl.constexpr = p_keys.dtype.element_ty == tl.int8
+    CHUNK: tl.constexpr = PLACES * TURNS
+    o_all = tl.arange(0, D)
+    o_chunk = tl.arange(0, CHUNK)
+    first = (head // GROUP).to(tl.int64) * max_parts * (8 * GROUP) + row * GROUP + head % GROUP
+    p_peaks = p_peak + first + o_chunk * (8 * GROUP)
+    p_totals = p_total + first + o_chunk * (8 * GROUP)
+    peaks = tl.load(p_peaks, mask=o_chunk < parts, other=float("-inf"))
+    totals = tl.load(p_totals, mask=o_chunk < parts, other=0.0)
+    chunk = _load_chunk(p_peak, p_acc, first, 0, parts, o_lying, D, GROUP, PLACES, TURNS)
+    q = tl.load(p_q + (row * KV_HEADS * GROUP + head) * D + o_all).to(tl.float32)
+    key = tl.load(p_keys + own * D + o_all).to(tl.float32)
+    value = tl.load(p_values + own * D + o_d).to(tl.float32)
+    if INT8:
+        key_scale = tl.load(p_key_scales + own)
+        value_scale = tl.load(p_value_scales + own)
+    if GATED:
+        gate = tl.load(p_gate + row * gate_stride + (head * 2 + 1) * D + o_d).to(tl.float32)
+    largest = peaks
+    c = CHUNK
+    while c < parts:
+        more = tl.load(p_peaks + c * (8 * GROUP), mask=c + o_chunk < parts, other=float("-inf"))
+        largest = tl.maximum(largest, more)
+        c += CHUNK
+    peak = tl.max(largest, 0)
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(totals * tl.exp2(peaks - base), 0)
+    acc = tl.zeros((PLACES, BLOCK_D), tl.float32)
+    for turn in tl.static_range(TURNS):
+        acc += chunk[turn][1] * tl.exp2(chunk[turn][0] - base)[:, None]
+    c = CHUNK
+    while c < parts:
+        more = tl.load(p_peaks + c * (8 * GROUP), mask=c + o_chunk < parts, other=float("-inf"))
+        totals = tl.load(p_totals + c * (8 * GROUP), mask=c + o_chunk < parts, other=0.0)
+        chunk = _load_chunk(p_peak, p_acc, first, c, parts, o_lying, D, GROUP, PLACES, TURNS)
+        total += tl.sum(totals * tl.exp2(more - base), 0)
+        for turn in tl.static_range(TURNS):
+            acc += chunk[turn][1] * tl.exp2(chunk[turn][0] - base)[:, None]
+        c += CHUNK
+    acc = tl.sum(acc, 0)
+    score = tl.sum(q * key, 0) * (1.4426950408889634 / D**0.5)
+    lift = 0.0
+    if INT8:
+        score = score * key_scale
+        value = value * value_scale
+        lift, _, _ = exponent(value_scale)
+    new_peak = tl.maximum(peak, score + lift)
+    shrink = tl.exp2(peak - new_peak)
+    weight = tl.exp2(score - new_peak)
+    o = (acc * shrink + weight * value) / (total * shrink + weight)
+    if GATED:
+        o = o * (1.0 / (1.0 + tl.exp2(gate * -1.4426950408889634)))
+    return o
 
 
 @triton.jit(do_not_specialize=["gate_stride", "slots", "max_parts"])
@@ -235,82 +293,48 @@ def decode_attention_merge_kernel(
 ):  # fmt: skip
     """Program (head, row, block of channels): parts in position order, the row's own key and value, the gate.
 
-    What needs no length is asked for before the length is known, the first parts too: what lies past a row's last
-    part may be anything and is dropped after. All the maxima come first, so that sums are only weighted and added, the
-    i-th part to the sum of place i mod PLACES; the places add up at the end. BY_STORES: sums lie as the stores of
-    kernels/_attention_ptx.py leave them.
+    All the maxima come first, so that sums are only weighted and added, the i-th part to the sum of place i mod PLACES;
+    the places add up at the end. BY_STORES: sums lie as the stores of kernels/_attention_ptx.py leave them.
+
+    DEPENDENT: control is read while the kernels before still run and may change it. Only addresses come of that before
+    they are waited for, so that all can then be asked for at once; where control is another then, all is done again.
     """
-    CHUNK: tl.constexpr = PLACES * TURNS
     head = tl.program_id(0)
     row = tl.program_id(1)
-    o_all = tl.arange(0, D)
     o_lying = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     o_d = _channel(o_lying, D) if BY_STORES else o_lying
-    o_chunk = tl.arange(0, CHUNK)
-    o_place = tl.arange(0, PLACES)
-    kv_head = head // GROUP
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
+    # Past the L1, which would go on holding what is old.
+    rows = tl.load(p_control + ROWS, cache_modifier=".cg")
+    length = tl.load(p_control + LENGTH, cache_modifier=".cg")
+    depth = tl.load(p_control + DEPTHS + row, cache_modifier=".cg")
+    offset = tl.load(p_control + OFFSETS + row, cache_modifier=".cg")
+    going = row >= 0
+    while going:
+        parts = tl.minimum(parts_before(length + depth), max_parts)
+        own = (head // GROUP).to(tl.int64) * slots + tl.minimum(tl.maximum(length + offset, 0), slots - 1)
+        if DEPENDENT:
+            gdc_wait()
+        now_rows = tl.load(p_control + ROWS)
+        now_length = tl.load(p_control + LENGTH)
+        now_depth = tl.load(p_control + DEPTHS + row)
+        now_offset = tl.load(p_control + OFFSETS + row)
+        if row < rows:
+            o = _merged(
+                p_q, p_keys, p_values, p_key_scales, p_value_scales, p_peak, p_total, p_acc, p_gate, gate_stride,
+                max_parts, parts, own, head, row, o_lying, o_d, KV_HEADS, GROUP, D, PLACES, TURNS, BLOCK_D, GATED,
+            )  # fmt: skip
+        else:
+            o = tl.zeros((BLOCK_D,), tl.float32)
+        tl.store(p_out + (row * KV_HEADS * GROUP + head) * D + o_d, o.to(p_out.dtype.element_ty))
+        if DEPENDENT:
+            going = (rows != now_rows) | (length != now_length) | (depth != now_depth) | (offset != now_offset)
+        else:
+            going = row < 0
+        rows = now_rows
+        length = now_length
+        depth = now_depth
+        offset = now_offset
     if head + row + tl.program_id(2) == 0:
         tl.store(p_counter, 0)
-    p_o = p_out + (row * KV_HEADS * GROUP + head) * D + o_d
-    rows = tl.load(p_control + ROWS)
-    length = tl.load(p_control + LENGTH)
-    depth = tl.load(p_control + DEPTHS + row)
-    offset = tl.load(p_control + OFFSETS + row)
-    first = kv_head.to(tl.int64) * max_parts * (8 * GROUP) + row * GROUP + head % GROUP
-    peaks = tl.load(p_peak + first + o_chunk * (8 * GROUP), mask=o_chunk < max_parts, other=float("-inf"))
-    chunk = _load_chunk(p_peak, p_total, p_acc, first, o_place, max_parts, o_lying, D, GROUP, TURNS)
-    q = tl.load(p_q + (row * KV_HEADS * GROUP + head) * D + o_all).to(tl.float32)
-    if GATED:
-        gate = tl.load(p_gate + row * gate_stride + (head * 2 + 1) * D + o_d).to(tl.float32)
-    if row < rows:
-        INT8: tl.constexpr = p_keys.dtype.element_ty == tl.int8
-        parts = parts_before(length + depth)
-        own = kv_head.to(tl.int64) * slots + length + offset
-        key = tl.load(p_keys + own * D + o_all).to(tl.float32)
-        value = tl.load(p_values + own * D + o_d).to(tl.float32)
-        if INT8:
-            key_scale = tl.load(p_key_scales + own)
-            value_scale = tl.load(p_value_scales + own)
-        peaks = tl.where(o_chunk < parts, peaks, float("-inf"))
-        c = CHUNK
-        while c < parts:
-            at = first + (c + o_chunk) * (8 * GROUP)
-            peaks = tl.maximum(peaks, tl.load(p_peak + at, mask=c + o_chunk < parts, other=float("-inf")))
-            c += CHUNK
-        peak = tl.max(peaks, 0)
-        base = tl.where(peak == float("-inf"), 0.0, peak)
-        total = tl.zeros((PLACES,), tl.float32)
-        acc = tl.zeros((PLACES, BLOCK_D), tl.float32)
-        for turn in tl.static_range(TURNS):
-            m_part = turn * PLACES + o_place < parts
-            weight = tl.exp2(tl.where(m_part, chunk[turn][0], float("-inf")) - base)
-            total += tl.where(m_part, chunk[turn][1], 0.0) * weight
-            acc += tl.where(m_part[:, None], chunk[turn][2], 0.0) * weight[:, None]
-        c = CHUNK
-        while c < parts:
-            chunk = _load_chunk(p_peak, p_total, p_acc, first, c + o_place, parts, o_lying, D, GROUP, TURNS)
-            for turn in tl.static_range(TURNS):
-                weight = tl.exp2(chunk[turn][0] - base)
-                total += chunk[turn][1] * weight
-                acc += chunk[turn][2] * weight[:, None]
-            c += CHUNK
-        total = tl.sum(total, 0)
-        acc = tl.sum(acc, 0)
-        score = tl.sum(q * key, 0) * (1.4426950408889634 / D**0.5)
-        lift = 0.0
-        if INT8:
-            score = score * key_scale
-            value = value * value_scale
-            lift, _, _ = exponent(value_scale)
-        new_peak = tl.maximum(peak, score + lift)
-        shrink = tl.exp2(peak - new_peak)
-        weight = tl.exp2(score - new_peak)
-        o = (acc * shrink + weight * value) / (total * shrink + weight)
-        if GATED:
-            o = o * (1.0 / (1.0 + tl.exp2(gate * -1.4426950408889634)))
-        tl.store(p_o, o.to(p_out.dtype.element_ty))
-    else:
-        tl.store(p_o, tl.zeros((BLOCK_D,), p_out.dtype.element_ty))
