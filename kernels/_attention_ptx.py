@@ -131,7 +131,8 @@ class _Writer:
         self.reg("b32", "qa", "pw", "pr", "mw", "mr", "sa", "pw2", "pr2", "mw2", "mr2", "tile", "left", "slot", "keyleft")
         self.reg("b32", "valueleft", "scaleslot", "tileend")
         self.reg("pred", "p", "r", "p0", "p1", "p2", "live")
-        self.reg("b32", "next")
+        self.reg("b32", "next", "sink")
+        self.op("mov.b32 sink, 0;")
         for i, name in enumerate(POINTERS + NUMBERS, 1):
             kind = self.registers[name] = "b64" if name in POINTERS else "b32"
             self.op(f"mov.{kind} {name}, ${i};")
@@ -306,7 +307,10 @@ class _Writer:
         self.op("setp.gt.u32 p2, keyleft, 1;", f"add.u64 kptr, kptr, {TILE * self.dim};")
         for j in range(self.j):
             keys = [self.key(half, j) for half in range(2)]
-            for word in range(4):
+            if "scores" in self.without:
+                self.keep(keys[0] + keys[1])
+                self.op(*(f"mov.f32 {register}, fzero;" for n in range(self.n) for register in self.s(n)))
+            for word in range(4 if "scores" not in self.without else 0):
                 if word % 2 == 0:
                     b = [self.reg("b32", *(f"b_{n}_{i}" for i in range(4))) for n in range(self.n)]
                     for n in range(self.n):
@@ -316,8 +320,7 @@ class _Writer:
                     self.pairs(pair[i], keys[i % 2][word], None, i // 2)
                 for n in range(self.n):
                     c = ["fzero"] * 4 if j == word == 0 else self.s(n)
-                    if "scores" not in self.without or j == word == 0:
-                        self.multiply(self.s(n), pair, b[n][2 * (word % 2) :][:2], c)
+                    self.multiply(self.s(n), pair, b[n][2 * (word % 2) :][:2], c)
             if "loads" not in self.without:
                 self.load_keys([j], "@p2 ")
         self.op("sub.u32 keyleft, keyleft, 1;")
@@ -392,23 +395,33 @@ class _Writer:
                     self.op(f"mul.f32 {acc}, {acc}, {shrinks[2 * n + c % 2]};")
         self.op(f"{same}:", "setp.gt.u32 p2, valueleft, 1;", f"add.u64 vptr, vptr, {TILE * self.dim};")
         for s in range(4):
-            b = [self.reg("b32", f"p_{n}_0", f"p_{n}_1") for n in range(self.n)]
-            for n in range(self.n):
-                self.op(f"ld.shared.v2.b32 {{{', '.join(b[n])}}}, [pr+{(s * self.n + n) * 256}];")
             rows = [self.value(s, r) for r in range(4)]
-            for i in range(2 * self.x):
-                a = self.reg("b32", "va_0", "va_1", "va_2", "va_3")
-                for c in range(4):
-                    byte = 2 * (i % 2) + c % 2
-                    first, second = rows[c // 2 * 2][i // 2], rows[c // 2 * 2 + 1][i // 2]
-                    self.pairs(a[c], first, second, hex((4 + byte) << 8 | byte))
-                for n in range(self.n):
-                    if "sums" not in self.without:
-                        self.multiply(self.acc(i, n), a, b[n], self.acc(i, n))
+            if "sums" in self.without:
+                self.keep([word for row in rows for word in row])
+            else:
+                self.add_products(s, rows)
             if "loads" not in self.without:
                 self.load_values([s], "@p2 ")
         self.op("sub.u32 valueleft, valueleft, 1;")
         self.flip("pr")
+
+    def add_products(self, s, rows):
+        """Of 16 slots, whose values these are."""
+        b = [self.reg("b32", f"p_{n}_0", f"p_{n}_1") for n in range(self.n)]
+        for n in range(self.n):
+            self.op(f"ld.shared.v2.b32 {{{', '.join(b[n])}}}, [pr+{(s * self.n + n) * 256}];")
+        a = self.reg("b32", "va_0", "va_1", "va_2", "va_3")
+        for i in range(2 * self.x):
+            for c in range(4):
+                byte = 2 * (i % 2) + c % 2
+                first, second = rows[c // 2 * 2][i // 2], rows[c // 2 * 2 + 1][i // 2]
+                self.pairs(a[c], first, second, hex((4 + byte) << 8 | byte))
+            for n in range(self.n):
+                self.multiply(self.acc(i, n), a, b[n], self.acc(i, n))
+
+    def keep(self, words):
+        """Has words be loaded with which nothing else is done."""
+        self.op(*(f"xor.b32 sink, sink, {word};" for word in words))
 
     # The order of steps
 
@@ -480,6 +493,8 @@ class _Writer:
                     four = [self.acc(2 * x + c // 2, n)[2 * (c % 2) + e] for c in range(4)]
                     offset = column * 4 * self.dim + 128 * x
                     self.op(f"@p st.global.v4.f32 [at+{offset}], {{{', '.join(four)}}};")
+        if self.without:
+            self.op("setp.eq.u32 p, sink, 0x5bd1e995;", "@p st.global.b32 [pcounter], sink;")
         self.op("mov.b32 $0, next;")
 
 

@@ -188,7 +188,13 @@ def attention_variants(module, append, target):
         parts |= {"KIND": tl.float16 if int8 else tl.float32}
         parts |= {"PRECISION": "tf32x3" if nvidia else "ieee", "FAST": nvidia, "BY_WARP": nvidia, "INTERPRETED": False}
         yield attention_source(module.decode_attention_parts_kernel, kind, shape | parts), options
-        merge = {"PLACES": 4, "TURNS": 8, "BLOCK_D": dim, "BY_STORES": int8 and nvidia and dim >= 128, "GATED": True}
+        by_text = int8 and nvidia and dim >= 128
+        if by_text:
+            block = kernel_module("_attention_block_kernel")
+            form = block.form(dim, 4 if group == 4 else 3, True, dependent)
+            text = {"BLOCK_ROWS": parts["BLOCK_ROWS"], "FORM": form, "AHEAD": 2}
+            yield attention_source(block.decode_attention_block_kernel, kind, shape | text), options
+        merge = {"PLACES": 4, "TURNS": 8, "BLOCK_D": dim, "BY_STORES": by_text, "GATED": True}
         wide = options | {"num_warps": 8}
         yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), wide
         rows = {"HEADS": heads, "KV_HEADS": 4, "D": dim, "HALF": 32, "MIXED": kind == "i8", "DEPENDENT": dependent}
