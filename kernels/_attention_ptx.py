@@ -76,7 +76,7 @@ class _Writer:
         self.dim, self.n, self.bf16, self.dependent, self.without = dim, groups, bf16, dependent, without
         self.j, self.x = dim // 64, dim // 128
         self.lines, self.registers, self.labels = [], {}, 0
-        self.q_at = 0
+        self.again = None
         self.p_at = groups * dim * 16
         self.m_at = self.p_at + 2 * groups * 1024
         self.total_at = self.m_at + 1024
@@ -130,7 +130,9 @@ class _Writer:
         self.reg("b32", "tid", "warp", "lane", "g", "t", "u", "v", "w", "base", "mask", "bias", "zero", "other")
         self.reg("b32", "qa", "pw", "pr", "mw", "mr", "sa", "pw2", "pr2", "mw2", "mr2", "tile", "left", "slot", "keyleft")
         self.reg("b32", "valueleft", "scaleslot", "tileend")
-        self.reg("pred", "p", "r", "p0", "p1", "p2", "live")
+        self.reg("pred", "p", "r", "p0", "p1", "p2", "live", "never")
+        self.reg("f32", "fzero")
+        self.op("mov.f32 fzero, 0f00000000;")
         self.reg("b32", "next", "sink")
         self.op("mov.b32 sink, 0;")
         for i, name in enumerate(POINTERS + NUMBERS, 1):
@@ -148,7 +150,7 @@ class _Writer:
             "add.u32 slot, start, u;", "mul.wide.u32 at, u, 4;", "add.u64 ksptr, pks, at;", "add.u64 vsptr, pvs, at;",
             f"mul.lo.u32 v, t, {2 * self.dim};", f"mad.lo.u32 v, warp, {self.dim // 4}, v;",
             f"mad.lo.u32 v, g, {self.dim // 32}, v;", "cvt.u64.u32 at, v;", "add.u64 vptr, pv, at;",
-            "mov.b32 scaleslot, slot;",
+            "mov.b32 scaleslot, slot;", "setp.lt.s32 never, length, 0;",
         )  # fmt: skip
         self.addresses()
         if self.dependent:
@@ -323,6 +325,7 @@ class _Writer:
                     self.multiply(self.s(n), pair, b[n][2 * (word % 2) :][:2], c)
             if "loads" not in self.without:
                 self.load_keys([j], "@p2 ")
+                self.fence()
         self.op("sub.u32 keyleft, keyleft, 1;")
         self.scale()
         tops = [self.reg("f32", f"top_{n}_{e}") for n in range(self.n) for e in range(2)]
@@ -359,31 +362,47 @@ class _Writer:
 
     def weights(self):
         """Of the tile whose maxima all warps have left, in fp16 into shared memory; the running maximum and sum."""
-        peaks, totals, shrinks = (self.by_column(name) for name in ("peak", "total", "shrink"))
-        maxima = self.reg("f32", "m_0", "m_1", "m_2", "m_3")
-        low, high, floor = self.reg("f32", "low", "high", "floor")
-        packed = self.reg("b32", "packed")
-        for i, (peak, total, shrink) in enumerate(zip(peaks, totals, shrinks, strict=True)):
-            n, e = i // 2, i % 2
-            s_low, s_high = self.s(n)[e], self.s(n)[2 + e]
-            self.op(
-                f"ld.shared.v4.f32 {{{', '.join(maxima)}}}, [mr+{128 * n + 16 * e}];",
-                "max.f32 m_0, m_0, m_1;", "max.f32 m_2, m_2, m_3;", "max.f32 m_0, m_0, m_2;",
-                f"max.f32 m_0, m_0, {peak};", "setp.eq.f32 p, m_0, 0fFF800000;",
-                f"selp.f32 {floor}, 0f00000000, m_0, p;", f"sub.f32 {shrink}, {peak}, {floor};",
-                f"ex2.approx.ftz.f32 {shrink}, {shrink};", f"mov.f32 {peak}, m_0;",
-                f"sub.f32 {low}, {s_low}, {floor};", f"ex2.approx.ftz.f32 {low}, {low};",
-                f"sub.f32 {high}, {s_high}, {floor};", f"ex2.approx.ftz.f32 {high}, {high};",
-                f"mul.f32 {total}, {total}, {shrink};", f"fma.rn.f32 {total}, {low}, inverse_0, {total};",
-                f"fma.rn.f32 {total}, {high}, inverse_1, {total};",
-                f"mul.f32 {low}, {low}, mantissa_0;", f"mul.f32 {high}, {high}, mantissa_1;",
-                f"cvt.rn.f16x2.f32 {packed}, {high}, {low};", f"st.shared.b32 [pw+{256 * n + 32 * e}], {packed};",
-            )  # fmt: skip
+        columns = list(enumerate(zip(self.by_column("peak"), self.by_column("total"), self.by_column("shrink"), strict=True)))
+        for some in (columns[: self.n], columns[self.n :]):  # side by side, so that one waits while another works
+            steps = [self.weights_of(i, *names) for i, names in some]
+            for lines in zip(*steps, strict=True):
+                self.op(*lines)
         self.flip("mr")
         self.flip("pw")
 
-    def sums(self):
-        """Adds the tile whose weights all warps have left."""
+    def weights_of(self, i, peak, total, shrink):
+        """The steps of one column of a lane."""
+        n, e = divmod(i, 2)
+        s_low, s_high = self.s(n)[e], self.s(n)[2 + e]
+        m = self.reg("f32", *(f"m_{i}_{warp}" for warp in range(WARPS)))
+        low, high, floor = self.reg("f32", f"low_{i}", f"high_{i}", f"floor_{i}")
+        packed, none = self.reg("b32", f"packed_{i}"), self.reg("pred", f"none_{i}")
+        return (
+            f"ld.shared.v4.f32 {{{', '.join(m)}}}, [mr+{128 * n + 16 * e}];",
+            f"max.f32 {m[0]}, {m[0]}, {m[1]};",
+            f"max.f32 {m[2]}, {m[2]}, {m[3]};",
+            f"max.f32 {m[0]}, {m[0]}, {m[2]};",
+            f"max.f32 {m[0]}, {m[0]}, {peak};",
+            f"setp.eq.f32 {none}, {m[0]}, 0fFF800000;",
+            f"selp.f32 {floor}, 0f00000000, {m[0]}, {none};",
+            f"sub.f32 {low}, {s_low}, {floor};",
+            f"sub.f32 {high}, {s_high}, {floor};",
+            f"ex2.approx.ftz.f32 {low}, {low};",
+            f"ex2.approx.ftz.f32 {high}, {high};",
+            f"sub.f32 {shrink}, {peak}, {floor};",
+            f"ex2.approx.ftz.f32 {shrink}, {shrink};",
+            f"mov.f32 {peak}, {m[0]};",
+            f"mul.f32 {total}, {total}, {shrink};",
+            f"fma.rn.f32 {total}, {low}, inverse_0, {total};",
+            f"fma.rn.f32 {total}, {high}, inverse_1, {total};",
+            f"mul.f32 {low}, {low}, mantissa_0;",
+            f"mul.f32 {high}, {high}, mantissa_1;",
+            f"cvt.rn.f16x2.f32 {packed}, {high}, {low};",
+            f"st.shared.b32 [pw+{256 * n + 32 * e}], {packed};",
+        )
+
+    def shrink(self):
+        """Brings the sums under the running maximum that the last weights are of."""
         same = self.label()
         shrinks = self.by_column("shrink")
         self.op(f"setp.eq.f32 p, {shrinks[0]}, 0f3F800000;")
@@ -393,7 +412,16 @@ class _Writer:
             for n in range(self.n):
                 for c, acc in enumerate(self.acc(i, n)):
                     self.op(f"mul.f32 {acc}, {acc}, {shrinks[2 * n + c % 2]};")
-        self.op(f"{same}:", "setp.gt.u32 p2, valueleft, 1;", f"add.u64 vptr, vptr, {TILE * self.dim};")
+        self.op(f"{same}:")
+
+    def fence(self):
+        """Where loads are not put off any further: a branch that is never taken, for lengths are not negative."""
+        if self.again:
+            self.op(f"@never bra {self.again};")
+
+    def sums(self):
+        """Adds the tile whose weights all warps have left."""
+        self.op("setp.gt.u32 p2, valueleft, 1;", f"add.u64 vptr, vptr, {TILE * self.dim};")
         for s in range(4):
             rows = [self.value(s, r) for r in range(4)]
             if "sums" in self.without:
@@ -402,6 +430,7 @@ class _Writer:
                 self.add_products(s, rows)
             if "loads" not in self.without:
                 self.load_values([s], "@p2 ")
+                self.fence()
         self.op("sub.u32 valueleft, valueleft, 1;")
         self.flip("pr")
 
@@ -427,33 +456,37 @@ class _Writer:
 
     def in_turn(self):
         again, not_last = self.label(), self.label()
-        self.reg("f32", "fzero")
-        self.op("mov.f32 fzero, 0f00000000;", f"{again}:")
+        self.op(f"{again}:")
+        self.again = again
         self.scores()
         self.op("bar.sync 0;")
         self.weights()
+        self.shrink()
         self.op("setp.gt.u32 r, left, 1;", f"@r bra {not_last};")
         self.leave_totals()
         self.op(f"{not_last}:", "bar.sync 0;")
         self.sums()
+        self.again = None
         self.op("sub.u32 left, left, 1;", "setp.gt.u32 r, left, 0;", f"@r bra {again};")
 
     def overlapped(self):
         last, again, end = self.label(), self.label(), self.label()
-        self.reg("f32", "fzero")
-        self.op("mov.f32 fzero, 0f00000000;")
         self.scores()
         self.op("bar.sync 0;")
         self.weights()
         self.op("setp.eq.u32 r, left, 1;", f"@r bra {last};")
         self.scores()
         self.op("bar.sync 0;", "setp.eq.u32 r, left, 2;", f"@r bra {end};", f"{again}:")
+        self.again = again
         self.sums()
         self.weights()
+        self.shrink()
         self.scores()
+        self.again = None
         self.op("bar.sync 0;", "sub.u32 left, left, 1;", "setp.gt.u32 r, left, 2;", f"@r bra {again};", f"{end}:")
         self.sums()
         self.weights()
+        self.shrink()
         self.op(f"{last}:")
         self.leave_totals()
         self.op("bar.sync 0;")
