@@ -10,11 +10,11 @@ its own key and value, wherever they lie. For a query head, with scores t in bit
 then o * sigmoid(gate) and one rounding to the output's dtype. The reference is kernels/attention.py's decode_row.
 
 Rows. Parts are those of kernels/attention.py, cut by absolute position. Inside a part slots come in tiles of one size
-under a running maximum. A tile of which a row sees nothing multiplies its sums by 1 and adds 0, and a part of which it
-sees nothing adds 0 to the merge. There the i-th part adds to sum i mod 4 in position order, those add up in one fixed
-tree, and the own key comes last. So a row's bits depend on neither its place among the rows, its neighbours, how many
-are alive, nor the block that worked for it: a row of a tree equals the same token decoded alone once its ancestors are
-committed.
+under a running maximum. A tile of which a row sees nothing multiplies its sums by 1 and adds 0, and the merge takes as
+many parts as the row sees something of. There sums of weights add up 32 parts at a time in one fixed tree, sums of
+values part by part, the i-th to sum i mod 4, and those in one fixed tree; the own key is last. So a row's bits depend
+on neither its place among the rows, its neighbours, how many are alive, nor the block that worked for it: a row of a
+tree equals the same token decoded alone once its ancestors are committed.
 
 Numbers. int8 codes are exact in fp16, and so are bf16 queries from 2^-17 up (normed queries are far from 65504); fp32
 queries are taken as the sum of two. Products add up in fp32 and the key's scale is applied after. A value's scale is a
@@ -32,10 +32,12 @@ Two launches, the parts and their merge. Which blocks take which parts is settle
 through a counter that the merge sets back to 0. Length, rows, depths and places are read on the device
 (kernels/attention_control.py), so one captured graph serves any length up to the capacity. On NVIDIA the codes of a
 tile go from memory to registers in the order of the matrix unit's operands, without shared memory: any order of
-channels or of slots will do for a sum if both factors have it.
+channels or of slots will do for a sum if both factors have it. int8 caches of 128 and 256 channels are worked through
+by kernels/_attention_ptx.py there, everything else by Triton.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -154,10 +156,14 @@ def _parts(q, keys, values, control, workspace, dependent):
 
 def _takes_text(q, keys) -> bool:
     """Whether parts are those of kernels/_attention_ptx.py: int8 on NVIDIA from compute capability 8.0."""
-    if not (BY_TEXT and q.is_cuda and torch.version.hip is None and q.dtype != torch.float32):
-        return False
     numbers = keys.numbers
-    return numbers.dtype == torch.int8 and numbers.shape[2] >= 128 and torch.cuda.get_device_capability(q.device)[0] >= 8
+    fits = numbers.dtype == torch.int8 and numbers.shape[2] >= 128 and q.dtype != torch.float32
+    return BY_TEXT and fits and q.is_cuda and _has_mma(q.device)
+
+
+@cache
+def _has_mma(device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def _parts_by_text(q, keys, values, control, workspace, dependent):

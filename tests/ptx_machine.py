@@ -9,6 +9,7 @@ LANES = np.arange(128)
 
 def _mma(d, a, b, c):
     """16 x 8 += 16 x 16 times 16 x 8 of every warp; registers [128] in, registers out."""
+
     def halves(x):
         return x.view(np.float16).reshape(4, 8, 4, 2).astype(np.float32)  # [warp, g, t, half]
 
