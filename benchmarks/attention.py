@@ -13,12 +13,14 @@ case and JSON last.
 
 import argparse
 import json
+from dataclasses import replace
 from itertools import product
 
 import torch
 
 from ..attention import KVCache
 from ..kernels import decode_attention as kernels
+from ..kernels._attention_ptx import STAMPS
 from ..kernels.attention import decode_row
 from ..kernels.attention_append import append
 from ..kernels.attention_control import new_control, write_control
@@ -44,8 +46,9 @@ FORMS = {
     "merge-2-blocks-16": {"MERGE_BLOCKS": 2, "MERGE_TURNS": 16},
     "wide-merge": {"MERGE_WARPS": 8},
 }
-# Wrong on purpose: without the loads after a part's first tile, without products, without both.
+# Times of a block's steps. Wrong on purpose: without the loads after a part's first tile, without products, without both.
 PARTIAL = {
+    "stamps": {"TEXT": {"stamps": True}},
     "no-loads": {"TEXT": {"without": ("loads",)}},
     "no-products": {"TEXT": {"without": ("scores", "sums")}},
     "no-loads-no-products": {"TEXT": {"without": ("loads", "scores", "sums")}},
@@ -164,6 +167,23 @@ def bench(shape: str, kind: str, length: int, rows: int, blocks: int | None, for
         yield row
 
 
+def timeline(shape: str, length: int) -> dict:
+    """[median, last] over blocks: microseconds from when the first block had waited to each of STAMPS, in a chain."""
+    choose("stamps")
+    copies = max(2, int(ROTATE_BYTES // (2 * HEADS[shape][1] * length * DIM)) + 1)
+    case = Pass(shape, "int8", length, 8, None, min(CALLS, copies))
+    words = torch.zeros(16 * (case.workspace.blocks + 1), dtype=torch.int32, device="cuda")
+    case.workspace = replace(case.workspace, counter=words)
+    graph_microseconds([lambda c=c: case.attend(c) for c in case.caches], 3)
+    choose("kept")
+    stamps = words[16:].view(-1, 16)[:, : len(STAMPS)].cpu().long()
+    stamps = stamps[stamps[:, -1] != 0]
+    times = ((stamps - stamps[:, 1].min()) / 1e3).sort(0).values
+    return {
+        name: [round(float(x), 2) for x in (times[len(times) // 2, i], times[-1, i])] for i, name in enumerate(STAMPS)
+    }
+
+
 def bench_attention(
     shapes=("9b",), kinds=("int8",), lengths=LENGTHS, rows=(8, 1), blocks=(None,), forms=("kept",)
 ) -> dict:
@@ -177,16 +197,21 @@ def bench_attention(
     found = []
     for shape in shapes:
         for kind in kinds:
-            for form in forms:
+            checked = [form for form in forms if form != "stamps"]
+            for form in checked:
                 choose(form)
-                if form in FORMS:
+                if form in FORMS:  # the others are wrong on purpose
                     check(shape, kind)
                     print(f"  {shape} {kind} {form}: every row right, and the same alone", flush=True)
             for length, count, number in product(lengths, rows, blocks):
-                for row in bench(shape, kind, length, count, number, forms, ceiling):
+                for row in bench(shape, kind, length, count, number, checked, ceiling):
                     found.append(row)
                     print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
                 torch.cuda.empty_cache()
+            if "stamps" in forms and kind == "int8":
+                for length in lengths:
+                    found.append({"form": "stamps", "shape": shape, "length": length} | timeline(shape, length))
+                    print("  [median, last] " + ", ".join(f"{k} {v}" for k, v in found[-1].items()), flush=True)
     choose("kept")
     return {"what": "bench attention", **provenance(), "read_ceiling_GBps": round(ceiling), "rows": found}
 

@@ -19,6 +19,7 @@ from ._dependent_launch import gdc_launch_dependents
 FORMS = list(itertools.product((128, 256), range(1, 5), (True, False), (True, False), ({},)))
 FORMS += [(256, 4, True, True, {"overlapped": False})]
 FORMS += [(256, 4, True, True, {"without": x}) for x in (("loads",), ("scores", "sums"), ("loads", "scores", "sums"))]
+FORMS += [(256, 4, True, True, {"stamps": True})]
 PROGRAMS = tl.constexpr(tuple(program(*which, **rest) for *which, rest in FORMS))
 CONSTRAINTS = tl.constexpr(_CONSTRAINTS)
 _ANSWER = "mov.b32 $0, now_length; mov.b32 $1, now_rows; mov.b32 $2, now_end;"

@@ -13,6 +13,7 @@ Plain Python; kernels/_attention_block_kernel.py has Triton place the text in a 
 """
 
 from . import attention_control as control
+from ._attention_ptx_tile import STAMPS as STAMPS
 from ._attention_ptx_tile import WARPS, Tile
 
 POINTERS = ("pk", "pv", "pks", "pvs", "pq", "ppeak", "ptotal", "pacc", "pcounter", "pcontrol")
@@ -48,16 +49,15 @@ def extent(pointer: str, cache: str) -> tuple[str, str]:
     )
 
 
-def program(
-    dim: int, groups: int, bf16: bool, dependent: bool, *, overlapped: bool = True, without: tuple[str, ...] = ()
-) -> str:
+def program(dim: int, groups: int, bf16: bool, dependent: bool, *, overlapped=True, without=(), stamps=False) -> str:
     """The text for heads of `dim` (128 or 256), 8 `groups` columns and queries in bf16 or fp16.
 
     dependent   waits for the kernels before; if control is another than the operands say it does nothing but return -1
     overlapped  three tiles between two barriers; else one step
+    stamps      for measuring: leaves the time at each of STAMPS in words 16 block + 16 .. behind the counter
     without     steps left out, for measuring: "loads" after the first tile's, "scores", "weights", "sums"
     """
-    writer = _Block(dim, groups, bf16, dependent, without)
+    writer = _Block(dim, groups, bf16, dependent, tuple(without), stamps)
     writer.prologue()
     (writer.overlapped if overlapped else writer.in_turn)()
     writer.epilogue()
@@ -96,11 +96,20 @@ class _Block(Tile):
             "mov.b32 scaleslot, slot;", "setp.lt.s32 never, length, 0;",
         )  # fmt: skip
         self.addresses()
+        if self.stamps:
+            self.reg("b32", "now")
+            self.reg("b64", "stampat")
+            self.reg("pred", "stamping")
+            self.op("setp.eq.u32 stamping, tid, 0;", "mov.u32 u, %ctaid.x;", "mul.wide.u32 stampat, u, 64;")
+            self.op("add.u64 stampat, stampat, pcounter;", "add.u64 stampat, stampat, 64;")
+        self.stamp("ready")
         if self.dependent:
             self.op("griddepcontrol.wait;")
+        self.stamp("waited")
         self.load_keys(range(self.j))
         self.load_scales()
         self.load_values(range(4))
+        self.stamp("loads")
         self.op("bar.sync 0;")  # so that no load is put off until after something else has come
         asked, found = extent("pcontrol", "ca")
         if self.dependent:
@@ -126,6 +135,7 @@ class _Block(Tile):
             )  # fmt: skip
         self.op("setp.eq.u32 p, tid, 0;", "setp.ne.and.u32 p, take, 0, p;")
         self.op("@p atom.relaxed.gpu.global.add.u32 taken, [pcounter], 1;", "bar.sync 0;")
+        self.stamp("queries")
 
     def addresses(self):
         """Of a lane's words in shared memory, and what turns an address into the one of the other buffer."""
@@ -211,6 +221,7 @@ class _Block(Tile):
         last, again, end = self.label(), self.label(), self.label()
         self.scores()
         self.op("bar.sync 0;")
+        self.stamp("scores")
         self.weights()
         self.op("setp.eq.u32 r, left, 1;", f"@r bra {last};")
         self.scores()
@@ -228,7 +239,9 @@ class _Block(Tile):
         self.op(f"{last}:")
         self.leave_totals()
         self.op("bar.sync 0;")
+        self.stamp("weights")
         self.sums()
+        self.stamp("sums")
 
     def leave_totals(self):
         """A warp's sums of weights and the answer of the counter, for after the last barrier."""
@@ -267,4 +280,5 @@ class _Block(Tile):
                     self.op(f"@p st.global.v4.f32 [at+{offset}], {{{', '.join(four)}}};")
         if self.without:
             self.op("setp.eq.u32 p, sink, 0x5bd1e995;", "@p st.global.b32 [pcounter], sink;")
+        self.stamp("stored")
         self.op("mov.b32 $0, next;")

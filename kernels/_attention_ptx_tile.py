@@ -14,13 +14,16 @@ Lane 4 g + t holds, of a product of 16 x 8 outputs, rows g and g + 8 and columns
 import struct
 
 WARPS, TILE = 4, 64
+# Where a block's time is taken, the last three for the part's last tile.
+STAMPS = ("ready", "waited", "loads", "queries", "scores", "weights", "sums", "stored")
 
 
 class Tile:
     """Text, names of registers and the steps."""
 
-    def __init__(self, dim, groups, bf16, dependent, without):
-        self.dim, self.n, self.bf16, self.dependent, self.without = dim, groups, bf16, dependent, without
+    def __init__(self, dim, groups, bf16, dependent, without, stamps):
+        self.dim, self.n, self.bf16, self.dependent = dim, groups, bf16, dependent
+        self.without, self.stamps = without, stamps
         self.j, self.x = dim // 64, dim // 128
         self.lines, self.registers, self.labels = [], {}, 0
         self.again = None
@@ -267,6 +270,12 @@ class Tile:
                 self.pairs(a[c], first, second, hex((4 + byte) << 8 | byte))
             for n in range(self.n):
                 self.multiply(self.acc(i, n), a, b[n], self.acc(i, n))
+
+    def stamp(self, name):
+        """Leaves the time in nanoseconds, where that is asked for."""
+        if self.stamps:
+            self.op("mov.u32 now, %globaltimer_lo;")
+            self.op(f"@stamping st.volatile.global.b32 [stampat+{4 * STAMPS.index(name)}], now;")
 
     def keep(self, words):
         """Has words be loaded with which nothing else is done."""
