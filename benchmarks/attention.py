@@ -20,7 +20,7 @@ import torch
 
 from ..attention import KVCache
 from ..kernels import decode_attention as kernels
-from ..kernels._attention_ptx import STAMPS
+from ..kernels._attention_ptx_tile import STAMPS
 from ..kernels.attention import decode_row
 from ..kernels.attention_append import append
 from ..kernels.attention_control import new_control, write_control
@@ -46,7 +46,7 @@ FORMS = {
     "merge-2-blocks-16": {"MERGE_BLOCKS": 2, "MERGE_TURNS": 16},
     "wide-merge": {"MERGE_WARPS": 8},
 }
-# Times of a block's steps. Wrong on purpose: without the loads after a part's first tile, without products, without both.
+# Times of a block's steps; and wrong on purpose, without the loads after a part's first tile, products or both.
 PARTIAL = {
     "stamps": {"TEXT": {"stamps": True}},
     "no-loads": {"TEXT": {"without": ("loads",)}},

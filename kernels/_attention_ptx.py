@@ -13,7 +13,6 @@ Plain Python; kernels/_attention_block_kernel.py has Triton place the text in a 
 """
 
 from . import attention_control as control
-from ._attention_ptx_tile import STAMPS as STAMPS
 from ._attention_ptx_tile import WARPS, Tile
 
 POINTERS = ("pk", "pv", "pks", "pvs", "pq", "ppeak", "ptotal", "pacc", "pcounter", "pcontrol")
