@@ -41,6 +41,7 @@ FORMS = {
     "in-turn": {"TEXT": {"overlapped": False}},
     "ahead-0": {"AHEAD": 0},
     "ahead-4": {"AHEAD": 4},
+    "late": {"EARLY": False},
     "blocks-2": {"BLOCKS": 2},
     "merge-2-blocks": {"MERGE_BLOCKS": 2},
     "merge-2-blocks-16": {"MERGE_BLOCKS": 2, "MERGE_TURNS": 16},

@@ -12,7 +12,7 @@ from ._attention_parts import part as part_of
 from ._attention_parts import parts_before
 from ._attention_ptx import CONSTRAINTS as _CONSTRAINTS
 from ._attention_ptx import extent, program
-from ._dependent_launch import gdc_launch_dependents
+from ._dependent_launch import gdc_launch_dependents, gdc_wait
 
 # A text for every (D, groups of 8 columns, bf16 or fp16 queries, whether dependent), then those that
 # benchmarks/attention.py compares.
@@ -73,20 +73,23 @@ def _ask_ahead(p_keys, p_values, at, start, stop, D: tl.constexpr, AHEAD: tl.con
 def decode_attention_block_kernel(
     p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr,
-    AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """As decode_attention_parts_kernel, which other caches and GPUs take; FORM is a text's index.
 
-    DEPENDENT: what control says is read while the kernels before still run and may change it. Only addresses come of
-    that before the text has waited for them and found that it still holds; else the same item is begun again.
+    EARLY, where DEPENDENT: what control says is read while the kernels before still run and may change it. Only
+    addresses come of that before the text has waited for them and found that it still holds; else the same item is begun
+    again.
     """
     ROW: tl.constexpr = KV_HEADS * GROUP * D
     if DEPENDENT:
         gdc_launch_dependents()
-    length, rows, last = _extent(p_control, _EXTENT_EARLY if DEPENDENT else _EXTENT_NOW)
+        if not EARLY:
+            gdc_wait()
+    length, rows, last = _extent(p_control, _EXTENT_EARLY if DEPENDENT and EARLY else _EXTENT_NOW)
     item = tl.program_id(0)
     blocks = tl.num_programs(0)
-    early = 1 if DEPENDENT else 0
+    early = 1 if DEPENDENT and EARLY else 0
     going = item >= 0
     while going:
         last = tl.minimum(last, slots)  # it may be another cache's, as long as it is early
@@ -118,7 +121,7 @@ def decode_attention_block_kernel(
             next_item = tl.where(items > blocks, blocks + taken, item + blocks)
         else:
             next_item = items
-            if DEPENDENT:
+            if DEPENDENT and EARLY:
                 now_length, now_rows, now_last = _extent(p_control, _EXTENT_WAITED)
                 same = (now_length == length) & (now_rows == rows) & (now_last == last)
                 taken = tl.where(same, 0, -1)

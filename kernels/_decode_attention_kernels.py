@@ -289,15 +289,16 @@ def decode_attention_merge_kernel(
     p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, p_gate, p_out,
     gate_stride, slots, max_parts, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     PLACES: tl.constexpr, TURNS: tl.constexpr, BLOCK_D: tl.constexpr, BY_STORES: tl.constexpr, GATED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (head, row, block of channels): parts in position order, the row's own key and value, the gate.
 
     All the maxima come first, so that sums are only weighted and added, the i-th part to the sum of place i mod PLACES;
     the places add up at the end. BY_STORES: sums lie as the stores of kernels/_attention_ptx.py leave them.
 
-    DEPENDENT: control is read while the kernels before still run and may change it. Only addresses come of that before
-    they are waited for, so that all can then be asked for at once; where control is another then, all is done again.
+    EARLY, where DEPENDENT: control is read while the kernels before still run and may change it. Only addresses come of
+    that before they are waited for, so that all can then be asked for at once; where control is another then, all is
+    done again.
     """
     head = tl.program_id(0)
     row = tl.program_id(1)
@@ -305,6 +306,8 @@ def decode_attention_merge_kernel(
     o_d = _channel(o_lying, D) if BY_STORES else o_lying
     if DEPENDENT:
         gdc_launch_dependents()
+        if not EARLY:
+            gdc_wait()
     # Past the L1, which would go on holding what is old.
     rows = tl.load(p_control + ROWS, cache_modifier=".cg")
     length = tl.load(p_control + LENGTH, cache_modifier=".cg")
@@ -314,7 +317,7 @@ def decode_attention_merge_kernel(
     while going:
         parts = tl.minimum(parts_before(length + depth), max_parts)
         own = (head // GROUP).to(tl.int64) * slots + tl.minimum(tl.maximum(length + offset, 0), slots - 1)
-        if DEPENDENT:
+        if DEPENDENT and EARLY:
             gdc_wait()
         now_rows = tl.load(p_control + ROWS)
         now_length = tl.load(p_control + LENGTH)
@@ -328,7 +331,7 @@ def decode_attention_merge_kernel(
         else:
             o = tl.zeros((BLOCK_D,), tl.float32)
         tl.store(p_out + (row * KV_HEADS * GROUP + head) * D + o_d, o.to(p_out.dtype.element_ty))
-        if DEPENDENT:
+        if DEPENDENT and EARLY:
             going = (rows != now_rows) | (length != now_length) | (depth != now_depth) | (offset != now_offset)
         else:
             going = row < 0

@@ -51,6 +51,7 @@ from .rows import SLOTS
 # forms, how many tiles a block asks for while the kernels before it run, blocks launched for each multiprocessor.
 MERGE_PLACES, MERGE_TURNS, MERGE_WARPS, MERGE_BLOCKS = 4, 8, 4, 1
 BY_TEXT, TEXT, AHEAD, BLOCKS = True, {}, 2, 4
+EARLY = True  # whether dependent launches read control before they wait, and check it after
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ def _parts_by_text(q, keys, values, control, workspace, dependent):
     rows = _block_rows(group)
     form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent, **TEXT)
     _kernel.decode_attention_block_kernel[(workspace.blocks,)](
-        *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows, FORM=form, AHEAD=AHEAD, num_warps=4,
-        **shape,
+        *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows, FORM=form, AHEAD=AHEAD, EARLY=EARLY,
+        num_warps=4, **shape,
     )  # fmt: skip
 
 
@@ -187,7 +188,7 @@ def _merge(q, keys, values, control, workspace, gate, out, dependent):
     _kernels.decode_attention_merge_kernel[(heads, SLOTS, MERGE_BLOCKS)](
         *tensors, gates[0], out, gates[1], keys.numbers.shape[1], workspace.peak.shape[1],
         PLACES=MERGE_PLACES, TURNS=MERGE_TURNS, BLOCK_D=dim // MERGE_BLOCKS, BY_STORES=_takes_text(q, keys),
-        GATED=gate is not None, num_warps=MERGE_WARPS, **shape,
+        GATED=gate is not None, EARLY=EARLY, num_warps=MERGE_WARPS, **shape,
     )  # fmt: skip
 
 

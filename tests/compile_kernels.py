@@ -192,9 +192,9 @@ def attention_variants(module, append, target):
         if by_text:
             block = kernel_module("_attention_block_kernel")
             form = block.form(dim, 4 if group == 4 else 3, True, dependent)
-            text = {"BLOCK_ROWS": parts["BLOCK_ROWS"], "FORM": form, "AHEAD": 2}
+            text = {"BLOCK_ROWS": parts["BLOCK_ROWS"], "FORM": form, "AHEAD": 2, "EARLY": True}
             yield attention_source(block.decode_attention_block_kernel, kind, shape | text), options
-        merge = {"PLACES": 4, "TURNS": 8, "BLOCK_D": dim, "BY_STORES": by_text, "GATED": True}
+        merge = {"PLACES": 4, "TURNS": 8, "BLOCK_D": dim, "BY_STORES": by_text, "GATED": True, "EARLY": True}
         wide = options | {"num_warps": 8}
         yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), wide
         rows = {"HEADS": heads, "KV_HEADS": 4, "D": dim, "HALF": 32, "MIXED": kind == "i8", "DEPENDENT": dependent}
