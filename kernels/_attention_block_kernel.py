@@ -78,7 +78,7 @@ def decode_attention_block_kernel(
     """As decode_attention_parts_kernel, which other caches and GPUs take; FORM is a text's index.
 
     EARLY, where DEPENDENT: what control says is read while the kernels before still run and may change it. Only
-    addresses come of that before the text has waited for them and found that it still holds; else the same item is begun
+    addresses come of that before the text has waited for them and found that it still holds; else the item is begun
     again.
     """
     ROW: tl.constexpr = KV_HEADS * GROUP * D
