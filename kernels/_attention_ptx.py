@@ -64,8 +64,8 @@ def program(dim: int, groups: int, bf16: bool, dependent: bool, *, overlapped=Tr
 
 
 class _Block(Tile):
-    def prologue(self):
-        """Asks for the first tile, puts queries and what columns see into shared memory."""
+    def operands(self):
+        """Registers, and where a lane's keys, values and scales lie."""
         self.reg("b64", "kptr", "vptr", "ksptr", "vsptr", "at")
         self.reg("b32", "tid", "warp", "lane", "g", "t", "u", "v", "w", "base", "mask", "bias", "zero", "other")
         self.reg(
@@ -94,6 +94,10 @@ class _Block(Tile):
             f"mad.lo.u32 v, g, {self.dim // 32}, v;", "cvt.u64.u32 at, v;", "add.u64 vptr, pv, at;",
             "mov.b32 scaleslot, slot;", "setp.lt.s32 never, length, 0;",
         )  # fmt: skip
+
+    def prologue(self):
+        """Asks for the first tile, puts queries and what columns see into shared memory."""
+        self.operands()
         self.addresses()
         if self.stamps:
             self.reg("b32", "now")
