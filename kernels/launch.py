@@ -1,7 +1,7 @@
 """Launching a Triton kernel that is compiled already, without Triton's own work in Python before each launch.
 
 `kernel[grid](...)` binds arguments by name, works out what it specialises on, prints the options to a string and looks
-a compiled kernel up under that: tens of microseconds, so the launches of a short prompt take longer to make than to run.
+a compiled kernel up under that: tens of microseconds, so launches of short prompts take longer to make than to run.
 Here the compiled kernel that such a call returns is kept under a key of our own and run directly from then on. The key
 holds all that Triton 3.6 specialises on, and so never finds a kernel that Triton would not have found:
 

@@ -225,8 +225,8 @@ def prepare_many(
     """One launch for any number of rows, a block each: `prepare_rows` as a kernel, for the prompt on a GPU.
 
     x, norm, eps, swiglu and rotate as for `prepare`, with R rows. Returns (x8 int8 [R, K], x_scale float32 [R]); a
-    row's bits depend on that row alone. normed, x's dtype [R, K] contiguous, takes the normed rows too, if given (with a
-    norm). Raises ValueError as `prepare` does.
+    row's bits depend on that row alone. normed, x's dtype [R, K] contiguous, takes the normed rows too, if given (with
+    a norm). Raises ValueError as `prepare` does.
     """
     from . import _prepare_kernels as _kernels
 
