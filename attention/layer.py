@@ -55,11 +55,15 @@ class GatedAttention:
         self.q_norm, self.k_norm = reader.vector(prefix + "q_norm.weight"), reader.vector(prefix + "k_norm.weight")
 
     def new_cache(
-        self, *, capacity: int, kind: str, device: torch.device, scratch: DecodeScratch | None = None
-    ) -> KVCache:
-        """An empty cache; layers whose passes run one after another may share a `scratch`."""
+        self, *, capacity: int, kind: str, device: torch.device, scratch: DecodeScratch | None = None,
+        kernels: bool = True,
+    ) -> KVCache:  # fmt: skip
+        """An empty cache; layers whose passes run one after another may share a `scratch`. `kernels`: where they can be
+        used, otherwise plain torch."""
         config = self.config
         cache = KVCache(config.kv_heads, config.head_dim, capacity=capacity, kind=kind, device=device)
+        if not kernels:
+            return cache
         if attention_kernels(device, kind)[0] and takes(config.heads, config.kv_heads, config.head_dim):
             cache.scratch = scratch or DecodeScratch()
         cache.prefill_kernel = prefill_kernels(device, kind)[0] and config.head_dim in HEAD_DIMS

@@ -1,6 +1,9 @@
 """Times packed_linear over its launch configurations on real shapes, correctness first; finds the launch table's rows.
 
-python -m fastqwen.benchmarks.linear_sweep [--bits 4 6 8]
+python -m fastqwen.benchmarks.linear_sweep [--bits 4 6 8] [--shapes 34816x5120 ...] [--beside 96]
+
+Blocks are so many a multiprocessor, or "even": as many as make every one take the same number of slabs, where the last
+slab of a few blocks would otherwise run alone. --beside adds plain rows to the launch, as DeltaNet's a and b are.
 """
 
 import argparse
@@ -11,7 +14,7 @@ import torch
 
 from ..kernels import packed
 from ..kernels.packed import Layout
-from ..kernels.packed_linear import Config, PackedWeight, magnitude_table, packed_linear, reference
+from ..kernels.packed_linear import Config, PackedWeight, PlainRows, magnitude_table, packed_linear, reference
 from .timing import graph_microseconds, read_ceiling
 
 SHAPES = [
@@ -20,8 +23,11 @@ SHAPES = [
 ]  # fmt: skip
 CODEBOOK = torch.linspace(-0.98, 0.98, 16)
 ALL = 10**6  # a block for each slab
-# (warps, blocks a multiprocessor), each with early loads and without
-CONFIGS = [(1, 16), (1, ALL), (2, 4), (2, 8), (2, ALL), (4, 3), (4, 4), (4, 5), (4, ALL), (8, 2), (8, ALL)]
+# (warps, blocks a multiprocessor, registers), each with early loads and without, and for its even number of blocks
+CONFIGS = [
+    (1, 16, None), (1, ALL, None), (2, 4, None), (2, 8, None), (2, 9, 112), (2, ALL, None), (4, 3, None), (4, 4, None),
+    (4, 5, 100), (4, ALL, None), (8, 2, None), (8, ALL, None),
+]  # fmt: skip
 CALLS = 40  # in one graph: its own launch is a few microseconds
 MAX_COPY_BYTES = 300e6  # weights are rotated through more memory than the L2
 
@@ -60,44 +66,62 @@ def check(weight: PackedWeight, config, device: torch.device, dependent: bool) -
     return bool(torch.equal(out[:, :rows], wanted)) and bool(torch.isfinite(out).all())
 
 
-def time_config(weights: list[PackedWeight], config) -> float:
-    """Microseconds a call, each over another copy of the weights."""
+def time_config(weights: list[PackedWeight], config, beside: int = 0) -> float:
+    """Microseconds a call, each over another copy of the weights; with `beside` plain rows in the same launch."""
     layout, device = weights[0].layout, weights[0].storage.device
     x8 = torch.randint(-127, 128, (layout.columns // 64, 8, 64), dtype=torch.int8, device=device)
     x_scale = torch.rand(8, device=device)
     out = torch.empty(8, layout.rows, dtype=torch.bfloat16, device=device)
+    plain = [None] * len(weights)
+    if beside:
+        x = torch.randn(8, layout.columns, dtype=torch.bfloat16, device=device)
+        matrices = torch.randn(len(weights), beside, layout.columns, dtype=torch.bfloat16, device=device)
+        plain = [PlainRows(x, matrix, out.new_empty(8, beside)) for matrix in matrices]
+    pairs = (list(zip(weights, plain, strict=True)) * CALLS)[: max(CALLS, len(weights))]
     calls = [
-        lambda w=w: packed_linear(x8, x_scale, w, out=out, config=config, dependent=True)
-        for w in (weights * CALLS)[: max(CALLS, len(weights))]
+        lambda w=w, p=p: packed_linear(x8, x_scale, w, out=out, plain=p, config=config, dependent=True)
+        for w, p in pairs
     ]
     return graph_microseconds(calls, 8)
 
 
-def sweep(layout: Layout, device: torch.device) -> dict:
-    """The best configurations of one shape: microseconds, warps, blocks a multiprocessor, whether early."""
+def configs(slabs: int, multiprocessors: int) -> list[Config]:
+    """Every launch to try on so many slabs."""
+    found = []
+    for (warps, units, registers), early in itertools.product(CONFIGS, (False, True)):
+        blocks = min(units * multiprocessors, slabs)
+        turns = -(-slabs // blocks)
+        found += [Config(warps, count, early, registers) for count in {blocks, -(-slabs // turns)}]
+    return list(dict.fromkeys(found))
+
+
+def sweep(layout: Layout, device: torch.device, beside: int = 0) -> dict:
+    """The best configurations of one shape: microseconds, warps, blocks, whether early, registers."""
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     copies = max(2, min(24, int(MAX_COPY_BYTES // layout.bytes)))
     weights = [random_weight(layout, device) for _ in range(copies)]
     found = []
-    for (warps, units), early in itertools.product(CONFIGS, (False, True)):
-        config = Config(warps, units * multiprocessors, early)
+    for config in configs(layout.rows // packed.SLAB, multiprocessors):
         if not check(weights[0], config, device, True):
             return {"WRONG": str(config)}
-        found.append((round(time_config(weights, config), 2), warps, units, early))
+        time = round(time_config(weights, config, beside), 2)
+        found.append((time, config.warps, config.blocks, config.early, config.registers or 0))
     found.sort()
-    return {"us": found[0][0], "GBps": round(layout.bytes / found[0][0] / 1e3), "best": found[:4]}
+    return {"us": found[0][0], "GBps": round(layout.bytes / found[0][0] / 1e3), "best": found[:6]}
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 6, 8])
+    parser.add_argument("--shapes", nargs="+", default=[f"{rows}x{columns}" for rows, columns in SHAPES])
+    parser.add_argument("--beside", type=int, default=0)
     arguments = parser.parse_args()
     device = torch.device("cuda")
     print(json.dumps({"what": "read_ceiling", "GBps": round(read_ceiling(device))}), flush=True)
-    for bits in arguments.bits:
-        for rows, columns in SHAPES:
-            row = {"bits": bits, "n": rows, "k": columns} | sweep(Layout(bits, rows, columns), device)
-            print(json.dumps(row), flush=True)
+    for bits, shape in itertools.product(arguments.bits, arguments.shapes):
+        rows, columns = map(int, shape.split("x"))
+        row = {"bits": bits, "n": rows, "k": columns, "beside": arguments.beside}
+        print(json.dumps(row | sweep(Layout(bits, rows, columns), device, arguments.beside)), flush=True)
 
 
 if __name__ == "__main__":

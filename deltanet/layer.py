@@ -73,14 +73,16 @@ class GatedDeltaNet:
         self.rate = -torch.exp(reader.vector(prefix + "A_log"))
         self.dt_bias, self.gated_norm = reader.vector(prefix + "dt_bias"), reader.vector(prefix + "norm.weight")
 
-    def new_state(self, *, dtype: torch.dtype, device: torch.device, scratch: dict | None = None) -> DeltaNetState:
-        """An empty state; its kind decides how passes run: by the kernel where the device and the heads allow it.
+    def new_state(
+        self, *, dtype: torch.dtype, device: torch.device, scratch: dict | None = None, kernels: bool = True
+    ) -> DeltaNetState:
+        """An empty state; its kind decides how passes run: by the kernel where `kernels`, device and heads allow it.
 
         Layers whose passes run one after another may share a `scratch`, empty at first.
         """
         c = self.config
         heads = delta_decode.Heads(c.key_heads, c.value_heads, c.key_dim, c.value_dim)
-        if c.conv_taps == delta_decode.TAPS and delta_decode.supports(heads) and delta_kernels(device)[0]:
+        if kernels and c.conv_taps == delta_decode.TAPS and delta_decode.supports(heads) and delta_kernels(device)[0]:
             taps = self.taps.T.contiguous()
             weights = delta_decode.Weights(heads, taps, self.rate, self.dt_bias, self.gated_norm, c.rms_eps)
             return KernelState(weights, dtype=dtype, device=device, scratch=scratch)

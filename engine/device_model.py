@@ -16,7 +16,8 @@ from ..kernels.rows import SLOTS
 from ..model.trunk import Trunk
 from ..mtp.head import MtpHead
 from ..mtp.tree import Tree
-from ..weights.backend import dependent_launch
+from ..weights import FastQwenError
+from ..weights.backend import dependent_launch, one_line
 from .sampling import SamplingSettings
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class DeviceModel:
     vocab    how many ids can be drawn
     on_part  told (parts done, parts in all) before and while they are compiled and captured
     graphs   capture the parts; otherwise they are launched kernel by kernel
+
+    All parts run once at first, which compiles them. One whose kernels fail there is said once and is `failure`.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class DeviceModel:
         on_part: Callable[[int, int], object] = lambda done, total: None,
     ):
         self.trunk, self.head, self.capacity, self.vocab = trunk, head, capacity, vocab
+        self.failure: str | None = None  # why a part does not run at these sizes
         self.user: object = None  # stands for the reply whose sequence the buffers hold
         config, device = trunk.config, trunk.device
         with torch.inference_mode():
@@ -74,9 +78,8 @@ class DeviceModel:
                 self.parts |= {
                     "catch up": DeviceModel._catch_up, "first": DeviceModel._first, "next": DeviceModel._next,
                 }  # fmt: skip
-        if graphs and device.type == "cuda" and self.usable:
-            with torch.inference_mode():
-                self._capture(self.parts, on_part)
+        if self.usable:
+            self._prepare(self.parts, graphs, on_part)
 
     @property
     def shared(self) -> tuple[object, ...]:
@@ -97,6 +100,10 @@ class DeviceModel:
     @property
     def usable(self) -> bool:
         """Whether all of it runs by kernels that read what differs between passes on the device."""
+        return self.failure is None and self._by_kernels
+
+    @property
+    def _by_kernels(self) -> bool:
         return self.state.runs_on_device and (self.head is None or self.head_cache.scratch is not None)
 
     @property
@@ -110,9 +117,7 @@ class DeviceModel:
             return
         halves = {"rows": DeviceModel._verify_rows, "accept": DeviceModel._accept}
         self.parts |= halves
-        if self.captured:
-            with torch.inference_mode():
-                self._capture(halves, lambda done, total: None)
+        self._prepare(halves, self.captured, lambda done, total: None)
 
     def run(self, part: str):
         """Launches a part of a round."""
@@ -215,21 +220,46 @@ class DeviceModel:
         torch.cuda.synchronize(self.trunk.device)
         return median(a.elapsed_time(b) for a, b in zip(events[1:], events[2:], strict=False)) / 1e3
 
-    def _capture(self, parts, on_part):
+    @torch.inference_mode()
+    def _prepare(self, parts, graphs, on_part):
         """Every part runs once as it is, over a state that is done and so changes nothing, and is then captured."""
         self.set_tree(Tree(()))
         self.round.state.zero_()
         self.round.state[rounds.DONE] = 1
+        if self.trunk.device.type != "cuda" or not graphs:
+            self._warm_up(parts, on_part)
+            return
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self.trunk.device)
         stream.wait_stream(torch.cuda.current_stream(self.trunk.device))
         with torch.cuda.stream(stream):
-            for done, part in enumerate(parts.values()):
-                on_part(done, len(parts))
-                part(self)
-                stream.synchronize()
+            works = self._warm_up(parts, on_part)
         torch.cuda.current_stream(self.trunk.device).wait_stream(stream)
+        if works:
+            self._capture(parts, stream)
+
+    def _warm_up(self, parts, on_part) -> bool:
+        """Whether all of them run. The check before first use (engine/device_check.py) took small sizes: at a model's
+        own a compiler can still fail, or a kernel want more than the device has."""
+        for done, (name, part) in enumerate(parts.items()):
+            on_part(done, len(parts))
+            try:
+                part(self)
+                if self.trunk.device.type == "cuda":
+                    torch.cuda.current_stream(self.trunk.device).synchronize()
+            except (torch.cuda.OutOfMemoryError, FastQwenError):
+                raise
+            except Exception as error:  # whatever a compiler or driver raises
+                self.failure = f"{name}: {one_line(error)}"
+                logger.warning(
+                    "FastQwen: a kernel of a decoding pass fails on %s at this model's sizes (%s); the host drives "
+                    "passes in plain torch, which is slower.", self.trunk.device, self.failure,
+                )  # fmt: skip
+                return False
         on_part(len(parts), len(parts))
+        return True
+
+    def _capture(self, parts, stream):
         graphs = {}
         try:
             for name, part in parts.items():
@@ -242,5 +272,6 @@ class DeviceModel:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            logger.warning("FastQwen: no CUDA graphs on %s (%s); replies are slower.", self.trunk.device, reason)
+            logger.warning(
+                "FastQwen: no CUDA graphs on %s (%s); replies are slower.", self.trunk.device, one_line(error)
+            )

@@ -8,6 +8,7 @@ import torch
 from ..kernels.rounds import STOPS
 from ..kernels.sampling import supports
 from ..model.chat import ChatTemplate
+from ..model.images import WHITE
 from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
 from ..model.video import SAMPLE_FPS
@@ -75,6 +76,7 @@ class Engine:
         self.vision, self._no_vision = vision, no_vision
         self._statistics: dict[object, Statistics] = {}
         self._costs = Costs()
+        self._host_costs = Costs()  # the same of settings whose draws no GPU makes: they add to every pass
         self.context = min(context or self.config.max_positions, self.config.max_positions)
         self.prefix_cache = PrefixCache(prefix_cache_bytes)
         self.vocab = min(tokenizer.size, self.config.vocab_size)  # ids that can be drawn
@@ -93,6 +95,7 @@ class Engine:
         videos: Sequence = (),
         image_pixels: int | None = None,
         pixel_budget: int | None = None,
+        image_background: Sequence[int] = WHITE,
         video_fps: float | None = SAMPLE_FPS,
         system: str | None = None,
         thinking: bool = False,
@@ -108,8 +111,9 @@ class Engine:
 
         images      paths, or tensors [H, W, C] or [B, H, W, C], uint8 or floats from 0 to 1; before a string's text, or
                     in the {"type": "image"} parts of messages, in order
-        videos      paths, Videos, or (tensor [F, H, W, C], frames a second), behind the images; see model/video.py
+        videos      paths, Videos, or (tensor [F, H, W, C] or list of frames, frames a second), behind the images
         image_pixels, pixel_budget  an image, and all of them together, are reduced to so many pixels (engine/media.py)
+        image_background  red, green and blue, 0 to 255, behind what is transparent; default white
         video_fps   frames taken of a second of a video; None takes all, up to 768
         system      system prompt, put first
         thinking    let the model reason before it answers
@@ -123,7 +127,8 @@ class Engine:
         Raises FastQwenError for a value out of range or a prompt that does not fit the context.
         """
         check_request(max_tokens=max_tokens, stop=stop, mtp=mtp)
-        media = self._media(images, videos, image_pixels, pixel_budget, video_fps)
+        limits = {"image_pixels": image_pixels, "pixel_budget": pixel_budget}
+        media = self._media(images, videos, limits, image_background, video_fps)
         ids = self._prompt_ids(prompt, media, system, thinking, template, max_tokens)
         mtp = mtp if isinstance(mtp, Tree) else str(mtp)
         label = tree_name(mtp) if isinstance(mtp, Tree) else mtp
@@ -190,14 +195,12 @@ class Engine:
             raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: shorten it.")
         return ids
 
-    def _media(self, images, videos, image_pixels, pixel_budget, video_fps) -> Media | None:
+    def _media(self, images, videos, limits, background, video_fps) -> Media | None:
         if not isinstance(images, torch.Tensor) and not images and not videos:
             return None
         if self.vision is None:
             raise FastQwenError(f"This model takes no images or videos: {self._no_vision}")
-        return Media(
-            self.vision, images, videos, image_pixels=image_pixels, pixel_budget=pixel_budget, video_fps=video_fps
-        )  # fmt: skip
+        return Media(self.vision, images, videos, **limits, image_background=background, video_fps=video_fps)
 
     def _embed(self, media, meter, on_step) -> Embedded | None:
         """The prompt's pictures, None where on_step ended the reply; where the GPU's memory is short, without what
@@ -266,7 +269,8 @@ class Engine:
     def _planner(self, settings: SamplingSettings) -> Planner:
         """One planner for a call; what was learnt of acceptance and cost is kept for settings like these."""
         kind = "greedy" if settings.is_greedy else settings
-        return Planner(self._statistics.setdefault(kind, Statistics()), self._costs)
+        drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k)
+        return Planner(self._statistics.setdefault(kind, Statistics()), self._costs if drawn else self._host_costs)
 
     def _call_notes(self, mtp):
         notes = []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..model.image_rules import ImageRules
-from ..model.images import as_pictures, fit, image_patches
+from ..model.images import WHITE, as_pictures, fit, image_patches
 from ..model.media import Item, Span, expand, require_places, rope_positions
 from ..model.tokenizer import Tokenizer
 from ..model.video import SAMPLE_FPS, Video, fit_video, read_video, video_patches
@@ -89,10 +89,11 @@ class Embedded:
 class Media:
     """Images and videos given with a prompt.
 
-    images  for model/images.py's as_pictures; videos: paths, Videos, or (frames, fps)
+    images  for model/images.py's as_pictures; videos: paths, Videos, or (frames, fps), a tensor or a list of frames
     image_pixels  an image is reduced to at most so many pixels; default and maximum: the checkpoint's own bound
     pixel_budget  all images of the prompt, and all pairs of frames of its videos, are reduced to so many pixels in all;
                   default: what the context holds
+    image_background  the colour (red, green, blue, 0 to 255) behind what is transparent in an image
     video_fps     frames taken of a second of a video that is a path or a clip
     """
 
@@ -104,13 +105,16 @@ class Media:
         *,
         image_pixels: int | None = None,
         pixel_budget: int | None = None,
+        image_background: Sequence[int] = WHITE,
         video_fps: float | None = SAMPLE_FPS,
     ):
         for name, value in (("image_pixels", image_pixels), ("pixel_budget", pixel_budget)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise FastQwenError(f"{name} is {value!r}: set a whole number of pixels.")
         self._vision, self._image_pixels, self._budget = vision, image_pixels, pixel_budget
-        pictures = as_pictures(images if isinstance(images, (list, tuple)) else [images])
+        if len(image_background) != 3 or not all(isinstance(v, int) and 0 <= v <= 255 for v in image_background):
+            raise FastQwenError(f"image_background is {image_background!r}: give red, green and blue from 0 to 255.")
+        pictures = as_pictures(images if isinstance(images, (list, tuple)) else [images], image_background)
         clips = [_video(value, vision.rules, video_fps) for value in (videos if _is_several(videos) else [videos])]
         self._sources = [*pictures, *clips]
         self.images, self.videos = len(pictures), len(clips)
@@ -229,7 +233,7 @@ def _water_level(wanted: Sequence[int], budget: int) -> int:
 def _is_several(videos) -> bool:
     """Whether it is a collection of videos rather than one: a path, a Video, or frames and their rate."""
     single = isinstance(videos, (str, Path, Video))
-    return not single and not (isinstance(videos, tuple) and len(videos) == 2 and isinstance(videos[0], Tensor))
+    return not single and not (isinstance(videos, tuple) and len(videos) == 2 and isinstance(videos[1], (int, float)))
 
 
 def _video(value, rules, sample_fps) -> Video:

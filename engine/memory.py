@@ -130,6 +130,10 @@ class EngineMemory:
                 on_part=on_part,
             )  # fmt: skip
             self._on_device = model.usable
+            if model.failure is not None:  # nor would such a kernel run alone, launched by the host
+                self._trunk.pass_kernels = False
+                model.release()
+                return None
             self._model = model if model.usable else None
             # Once: ComfyUI asks for it many times a reply.
             self._shared_bytes = bytes_of(by_storage(tensors_of(*model.shared), self.device)) if model.usable else 0

@@ -12,7 +12,8 @@ from ..weights.formats import require_plain
 from ..weights.quantize import BLOCK, FORMATS, encode, layout
 from ..weights.writer import DTYPE_NAMES, CheckpointWriter, TensorSpec
 from .config import check_shapes, read_config
-from .hf_config import config_text
+from .hf_config import config_text, other_texts
+from .image_rules import FILES as IMAGE_FILES
 
 # The linear layers by the last pieces of their canonical names. What is not here stays as it is: norms, convolutions,
 # A_log, dt_bias, the two gate projections (a few rows each, and they steer the recurrence) and the vision tower.
@@ -136,7 +137,8 @@ def convert(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Conversion:
-    """Writes `target` (.safetensors): same names, markers per quantised layer, the config's text in the header.
+    """Writes `target` (.safetensors): same names, markers per quantised layer, the config's text in the header, and
+    where there is a vision tower those that say how pictures are prepared.
 
     device       where the encoder computes; one layer at a time is there
     on_progress  told (bytes of the source done, bytes in all) after every tensor
@@ -155,6 +157,8 @@ def convert(
     text = config_text(checkpoint)
     if text is not None:
         metadata["config"] = text
+    if config.vision is not None:
+        metadata |= other_texts(checkpoint, IMAGE_FILES)
     layers, done = [], 0
     with CheckpointWriter(target, _specs(checkpoint, choices), metadata, overwrite=overwrite) as writer:
         for choice in choices:

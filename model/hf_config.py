@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterable
 
 from ..attention import RotaryConfig
 from ..weights import Checkpoint, FastQwenError, read_json
@@ -40,14 +41,7 @@ class HFConfig:
     def of(cls, checkpoint: Checkpoint) -> "HFConfig":
         """The config in the safetensors header (key `config`), else config.json beside the weights, else none."""
         if "config" in checkpoint.metadata:
-            where = f"The config in the header of '{checkpoint.path}'"
-            try:
-                config = json.loads(checkpoint.metadata["config"])
-            except json.JSONDecodeError as error:
-                raise FastQwenError(f"{where} is not JSON ({error}): get the file again.") from None
-            if not isinstance(config, dict):
-                raise FastQwenError(f"{where} is not a JSON object: get the file again.")
-            return cls(config, where)
+            return cls(_in_header(checkpoint, "config"), _where(checkpoint, "config"))
         beside = _config_beside(checkpoint)
         return cls(read_json(beside), f"'{beside}'") if beside else cls({}, "no config")
 
@@ -113,10 +107,40 @@ def config_text(checkpoint: Checkpoint) -> str | None:
     return beside.read_text(encoding="utf-8") if beside else None
 
 
-def read_beside(checkpoint: Checkpoint, name: str) -> dict:
-    """The JSON object in the file `name` beside the weights, where the folder is the checkpoint's own; else empty."""
-    file = checkpoint.folder / name
+def other_texts(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
+    """Key -> text of those files of `names` beside the weights that `read_other` reads; the header's own keep it."""
+    beside = {name.removesuffix(".json"): checkpoint.folder / name for name in names}
+    if not _config_beside(checkpoint):
+        return {}
+    return {
+        key: file.read_text(encoding="utf-8")
+        for key, file in beside.items()
+        if key not in checkpoint.metadata and file.exists()
+    }
+
+
+def read_other(checkpoint: Checkpoint, name: str) -> dict:
+    """The JSON object of the config file `name`: of the safetensors header, under the name without ".json"; else of the
+    file beside the weights, where the folder is the checkpoint's own; else empty."""
+    key, file = name.removesuffix(".json"), checkpoint.folder / name
+    if key in checkpoint.metadata:
+        return _in_header(checkpoint, key)
     return read_json(file) if file.exists() and _config_beside(checkpoint) else {}
+
+
+def _where(checkpoint, key):
+    return f"The {key} in the header of '{checkpoint.path}'"
+
+
+def _in_header(checkpoint, key) -> dict:
+    """The JSON object of a key of the safetensors header that is there."""
+    try:
+        value = json.loads(checkpoint.metadata[key])
+    except json.JSONDecodeError as error:
+        raise FastQwenError(f"{_where(checkpoint, key)} is not JSON ({error}): get the file again.") from None
+    if not isinstance(value, dict):
+        raise FastQwenError(f"{_where(checkpoint, key)} is not a JSON object: get the file again.")
+    return value
 
 
 def _config_beside(checkpoint):

@@ -1,10 +1,13 @@
-"""How pictures become patches, in numbers: from the files beside a checkpoint, else those of every released one."""
+"""How pictures become patches, in numbers: a checkpoint's own, else those of every released one."""
 
 from dataclasses import dataclass, replace
 
 from ..weights import Checkpoint, FastQwenError
-from .hf_config import read_beside
+from .hf_config import read_other
 from .vision_config import VisionConfig
+
+# Beside the weights, or as texts in the header of a single file (model/convert.py puts them there).
+FILES = ("preprocessor_config.json", "video_preprocessor_config.json")
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,10 @@ class ImageRules:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, vision: VisionConfig) -> "ImageRules":
-        """The numbers of preprocessor_config.json and video_preprocessor_config.json where they are beside the
-        checkpoint. Raises FastQwenError for one that makes no sense."""
+        """The numbers of FILES where the checkpoint has them. Raises FastQwenError for one that makes no sense."""
         rules = cls(patch=vision.patch_size, merge=vision.merge_size, temporal=vision.temporal_size)
-        said = read_beside(checkpoint, "preprocessor_config.json")
+        said, video = (read_other(checkpoint, name) for name in FILES)
         least, most = _bounds(said, rules.min_pixels, rules.max_pixels)
-        video = read_beside(checkpoint, "video_preprocessor_config.json")
         video_least, video_most = _bounds(video, rules.video_min_pixels, rules.video_max_pixels)
         return replace(
             rules, min_pixels=least, max_pixels=most, video_min_pixels=video_least, video_max_pixels=video_most,

@@ -80,13 +80,14 @@ def _reason(error):
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
-def as_pictures(value) -> list[Tensor]:
-    """One picture or several as a list of tensors [H, W, C], C of 1, 3 or 4: a path, a tensor [H, W], [H, W, C] or
-    [B, H, W, C] (ComfyUI's IMAGE), or a list of these. Raises FastQwenError for anything else."""
+def as_pictures(value, background: Sequence[int] = WHITE) -> list[Tensor]:
+    """One picture or several as a list of tensors [H, W, C], C of 1 or 3: a path, a tensor [H, W], [H, W, C] or
+    [B, H, W, C] (ComfyUI's IMAGE), or a list of these; a fourth channel is transparency over `background`. Raises
+    FastQwenError for anything else."""
     if isinstance(value, (list, tuple)):
-        return [picture for part in value for picture in as_pictures(part)]
+        return [picture for part in value for picture in as_pictures(part, background)]
     if isinstance(value, (str, Path)):
-        return [read_image(value)]
+        return [read_image(value, background)]
     if not isinstance(value, Tensor):
         raise FastQwenError(f"An image must be a path or a tensor [H, W, C], not {type(value).__name__}.")
     if value.dim() == 2:
@@ -98,6 +99,8 @@ def as_pictures(value) -> list[Tensor]:
         )
     if value.dtype is not torch.uint8 and not value.is_floating_point():
         raise FastQwenError(f"An image tensor has the dtype {value.dtype}: use uint8, or floats from 0 to 1.")
+    if value.shape[-1] == 4:
+        value = levels(value, background).movedim(-3, -1)
     return list(value) if value.dim() == 4 else [value]
 
 

@@ -37,6 +37,7 @@ class Trunk:
     ):
         """place: given every layer as soon as it is read; what it returns takes the layer's place."""
         self.config, self.device, self.dtype, self.kv = config, reader.device, reader.dtype, kv
+        self.pass_kernels = True  # False: keys, values and states of new sequences are used by plain torch
         self.chunk = CHUNKS.get(reader.device.type, GPU_CHUNK)
         self.rotary = Rotary(config.rotary, reader.device)
         self.embedding = reader.linear("embed_tokens")
@@ -60,10 +61,15 @@ class Trunk:
         layers, scratch, steps = [], DecodeScratch(), {}
         for block in self.blocks:
             if isinstance(block.mixer, GatedAttention):
-                cache = block.mixer.new_cache(capacity=capacity, kind=self.kv, device=self.device, scratch=scratch)
+                cache = block.mixer.new_cache(
+                    capacity=capacity, kind=self.kv, device=self.device, scratch=scratch, kernels=self.pass_kernels
+                )
                 layers.append(cache)
             else:
-                layers.append(block.mixer.new_state(dtype=self.dtype, device=self.device, scratch=steps))
+                state = block.mixer.new_state(
+                    dtype=self.dtype, device=self.device, scratch=steps, kernels=self.pass_kernels
+                )  # fmt: skip
+                layers.append(state)
         return TrunkState(layers, capacity)
 
     def embed(self, ids: Sequence[int]) -> Tensor:

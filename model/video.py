@@ -35,11 +35,17 @@ class Video:
     fps: float
 
     @classmethod
-    def of(cls, frames: Tensor, fps: float, sample_fps: float | None = SAMPLE_FPS) -> "Video":
-        """Takes `sample_fps` frames a second of a clip [F, H, W, C] at `fps`; None takes all of them, up to 768.
+    def of(cls, frames: Tensor | Sequence[Tensor], fps: float, sample_fps: float | None = SAMPLE_FPS) -> "Video":
+        """Takes `sample_fps` frames a second of a clip [F, H, W, C], or a list of frames [H, W, C] of one size, at
+        `fps`; None takes all of them, up to 768.
 
         Raises FastQwenError for a tensor of another form, or a rate that is not above 0.
         """
+        if isinstance(frames, (list, tuple)) and frames and all(isinstance(frame, Tensor) for frame in frames):
+            indices = sample(len(frames), fps, sample_fps)
+            if any((frame.shape, frame.dtype) != (frames[0].shape, frames[0].dtype) for frame in frames):
+                raise FastQwenError("The frames of a video differ in size or dtype: give frames of one size.")
+            return cls(cls.of(torch.stack([frames[index] for index in indices]), fps, None).frames, indices, fps)
         if not isinstance(frames, Tensor) or frames.dim() != 4 or frames.shape[-1] not in (1, 3, 4) or not len(frames):
             what = list(frames.shape) if isinstance(frames, Tensor) else type(frames).__name__
             raise FastQwenError(f"A video must be a tensor [frames, height, width, channels], not {what}.")

@@ -41,9 +41,9 @@ class MtpHead:
         self.block = read_block(reader, layer, mixer, config.rms_eps)
         self.norm = reader.vector("mtp.norm.weight")
 
-    def new_cache(self, capacity: int, *, kind: str, device: torch.device) -> KVCache:
-        """An empty cache for `capacity` rows and a draft's behind them."""
-        return self.block.mixer.new_cache(capacity=capacity, kind=kind, device=device)
+    def new_cache(self, capacity: int, *, kind: str, device: torch.device, kernels: bool = True) -> KVCache:
+        """An empty cache for `capacity` rows and a draft's behind them; `kernels` as in attention/layer.py."""
+        return self.block.mixer.new_cache(capacity=capacity, kind=kind, device=device, kernels=kernels)
 
     def prefill(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, *, cache: KVCache) -> Tensor:
         """T rows whose next tokens are known; their keys and values are committed.

@@ -40,7 +40,9 @@ class HeadDrafts:
         self._head, self._trunk, self._planner, self._candidates = head, trunk, planner, candidates
         self._logits = trunk.logits if head.short is None else head.short.logits
         with torch.inference_mode():
-            self._cache = head.new_cache(capacity, kind=trunk.kv, device=trunk.device)
+            self._cache = head.new_cache(
+                capacity, kind=trunk.kv, device=trunk.device, kernels=trunk.pass_kernels
+            )  # fmt: skip
         # Committed rows whose own row the head has not made yet: hidden states [n, H] and rotary positions [3, n].
         self._hidden: list[Tensor] = []
         self._places: list[Tensor] = []

@@ -4,6 +4,7 @@ from . import host
 from .api import CATEGORY, io, known
 from .caption import STYLES, CaptionWish, captions
 from .clip import require_fastqwen
+from .reply_inputs import reply_inputs
 from .request import pictures
 
 NAMES = ("style", "prompt", "trigger", "prefix", "suffix", "exclude", "max_words", "seed", "temperature", "thinking")
@@ -102,33 +103,5 @@ def _optional_inputs():
             max=10000,
             tooltip="Longer captions end with the last whole sentence or tag that fits. 0: no limit.",
         ),
-        known(
-            io.Float.Input,
-            id="temperature",
-            optional=True,
-            default=0.7,
-            min=0.0,
-            max=2.0,
-            step=0.01,
-            tooltip="Higher is more varied; 0 always takes the likeliest word.",
-            advanced=True,
-        ),
-        known(
-            io.Int.Input,
-            id="max_length",
-            optional=True,
-            default=512,
-            min=1,
-            max=32768,
-            tooltip="The most tokens to write for one picture, reasoning included.",
-            advanced=True,
-        ),
-        known(
-            io.Boolean.Input,
-            id="thinking",
-            optional=True,
-            default=False,
-            tooltip="Let the model reason first: slower, and it needs a larger max_length.",
-            advanced=True,
-        ),
+        *reply_inputs("Higher is more varied", max_length=512, each="picture"),
     ]

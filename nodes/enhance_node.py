@@ -5,6 +5,7 @@ from .api import CATEGORY, io, known, verdict
 from .clip import require_fastqwen
 from .enhance import LANGUAGES, MOST_VARIANTS, Wish, enhance, unchanged
 from .presets import LENGTHS, preset, preset_names
+from .reply_inputs import reply_inputs
 from .request import pictures
 
 
@@ -151,35 +152,7 @@ def _optional_inputs():
             default=False,
             tooltip="Pass the idea on unchanged, without loading the model.",
         ),
-        known(
-            io.Float.Input,
-            id="temperature",
-            optional=True,
-            default=0.7,
-            min=0.0,
-            max=2.0,
-            step=0.01,
-            tooltip="Higher is more varied, lower keeps closer to the idea; 0 always takes the likeliest word.",
-            advanced=True,
-        ),
-        known(
-            io.Int.Input,
-            id="max_length",
-            optional=True,
-            default=1024,
-            min=1,
-            max=32768,
-            tooltip="The most tokens to write for one prompt, reasoning included.",
-            advanced=True,
-        ),
-        known(
-            io.Boolean.Input,
-            id="thinking",
-            optional=True,
-            default=False,
-            tooltip="Let the model reason first: slower, and it needs a larger max_length.",
-            advanced=True,
-        ),
+        *reply_inputs("Higher is more varied, lower keeps closer to the idea", max_length=1024, each="prompt"),
         io.Image.Input(
             "image",
             optional=True,

@@ -38,6 +38,13 @@ def pytest_addoption(parser):
         help="run the ComfyUI server tests against the checkout at PATH (written --comfyui=PATH: after a space pytest "
         "would collect that checkout's own tests), or against the copy in a pinned wheel",
     )
+    parser.addoption(
+        "--chromium",
+        default=None,
+        metavar="PATH",
+        help="with --comfyui, also open that server's user interface in the browser at PATH; needs the packages "
+        "playwright and comfyui-frontend-package",
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,6 +1,7 @@
 """`fastqwen caption`: which images are done, what is written where, and that one bad image stops nothing."""
 
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import torch
 from fastqwen import caption_command, cli
 from fastqwen.engine import FastQwenError
 from fastqwen.engine.caption_files import Lines, TextFiles, plan, run
+from fastqwen.terminal import Bar
 
 
 def touch(folder, *names):
@@ -203,3 +205,13 @@ def test_a_mistake_in_the_options_is_one_line_and_nothing_is_written(tmp_path, c
     code, out, err, asked = command(tmp_path, *options)
     assert (code, out, asked) == (2, "", []) and message in err and err.count("\n") == 1
     assert files_of(tmp_path) == {"a.png"}
+
+
+def test_progress_shows_images_a_second_and_the_time_left(capsys):
+    with Bar("captions", "image") as bar:
+        bar(0, 10)
+        for clock in ("start_t", "last_print_t"):  # as if four seconds had passed: it shows itself after one
+            setattr(bar.bar, clock, getattr(bar.bar, clock) - 4)
+        bar(2, 10)
+    shown = capsys.readouterr().err
+    assert re.search(r"captions:\s+20%.* 2\.00/10\.0 \[00:04<00:1\d, .*(image/s|s/image)\]", shown), shown

@@ -2,11 +2,15 @@
 
 import importlib
 import random
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fastqwen.engine import GREEDY, load
+from fastqwen.engine.session import Session
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "demo" / "scripts"
 HEIGHT, WIDTH = 96, 128
@@ -128,3 +132,73 @@ def test_a_row_holds_a_cell_for_every_pad_and_ends_its_answer(scripts):
         assert (pads.sum(1) == form.count * form.cells).all()
         assert arrays["drawn"].shape[1:3] == (form.count, 2 if form.moving else 1)
         assert ((ids & data.ANSWER > 0).sum(1) > 2).all() and not (pads & (ids & data.ANSWER > 0)).any()
+
+
+def engine_logits(engine, **given):
+    """(ids, logits [T, V]) of a prompt with pictures."""
+    reply, hidden = engine.reply("Which colour is last?", **given), []
+    ids = reply.prompt_ids
+    with torch.inference_mode():
+        Session(engine.trunk, len(ids)).prefill(ids, on_hidden=lambda e, h, p: hidden.append(h), pictures=reply.embed())
+        return ids, engine.trunk.logits(torch.cat(hidden))
+
+
+def test_the_network_that_is_trained_is_the_model_that_the_engine_runs(scripts, tmp_path):
+    """Logits behind two images and behind a clip, through the checkpoint that training writes."""
+    net, vision = (importlib.import_module(name) for name in ("network", "vision"))
+    data, source = scripts["picture_data"], SCRIPTS.parent / "checkpoint"
+    torch.manual_seed(0)
+    model = vision.build(source)
+    net.round_weights(model)
+    net.save(vision.tensors(model), tmp_path)
+    vision.write_settings(source, tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(source / name, tmp_path)
+    engine, form = load(tmp_path, device="cpu"), data.FORMS["two"]
+    assert engine.mtp_head is not None and engine.config.vision is not None
+    frames = [frame for pair in data.moving.sequence(random.Random(5), 2, True)["frames"] for frame in pair]
+    rows = torch.tensor([scripts["pictures"].numbers(frame) for frame in frames])
+    pixels = (scripts["pictures"].render(rows, 128, 128)[0] * 255).round() / 255
+    shown = pixels.permute(0, 2, 3, 1)
+    for given, seen in (
+        ({"images": list(shown[::2])}, pixels[::2, None]),
+        ({"videos": [(shown, 2.0)]}, pixels.view(2, 2, 3, 128, 128)),
+    ):
+        ids, found = engine_logits(engine, **given)
+        padded = np.array(ids + [0] * (-len(ids) % 64))
+        pads = np.isin(padded, data.Writer(source).pads)
+        places = torch.from_numpy(data.positions(pads, form))[None]
+        where, grid = torch.from_numpy(pads.nonzero()[0]), vision.Grid(form.rows, form.columns, "cpu")
+        with torch.no_grad():
+            embedded = model.embed_all(torch.from_numpy(padded)[None], vision.patches_of(seen), where, grid)
+            wanted = model.logits(model.states(embedded, model.turned(places)))[0, : len(ids)]
+        # Both float32, summed in other orders, as in tests/test_against_transformers.py.
+        assert (found - wanted).norm() / wanted.norm() < 2e-5
+
+
+@pytest.fixture(scope="module")
+def demo():
+    engine = load("demo-bf16", device="cpu")
+    if engine.config.vision is None:
+        pytest.skip("this demo checkpoint has no vision tower")
+    return engine
+
+
+def plain(colour):
+    return torch.tensor({"red": (255, 0, 0), "green": (0, 128, 0), "blue": (0, 0, 255)}[colour], dtype=torch.uint8)
+
+
+def named(engine, prompt, **given):
+    text = engine.generate(prompt, settings=GREEDY, max_tokens=24, **given).text
+    return re.findall("red|orange|yellow|green|blue|purple|pink|brown|black|white|grey", text.lower())
+
+
+@pytest.mark.parametrize("order", ["red green blue", "blue red green"])
+def test_the_demo_names_three_plain_images_in_their_order(demo, order):
+    images = [plain(colour).expand(512, 512, 3) for colour in order.split()]
+    assert named(demo, "Which colours do you see, in order?", images=images) == order.split()
+
+
+def test_the_demo_names_the_colour_that_a_clip_ends_with(demo):
+    frames = [plain(colour).expand(256, 256, 3) for colour in ("red", "blue") for _ in range(8)]
+    assert named(demo, "Which colour is last?", videos=[(frames, 8.0)]) == ["blue"]

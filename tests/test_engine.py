@@ -116,6 +116,16 @@ def test_report_has_every_number_and_is_json(engine):
     assert dataclasses.is_dataclass(report)
 
 
+def test_an_auto_reply_reports_what_was_learnt_and_the_shapes_used(engine):
+    report = engine.generate("a fox", settings=GREEDY, max_tokens=24, mtp="auto").report
+    assert sum(report.shapes.values()) == report.verify_passes and set(report.shapes) > {"off"}
+    rates, options = report.planner["rates"], report.planner["options"]
+    assert [len(level) for level in rates] == [7] * 7 and all(0 <= rate <= 1 for level in rates for rate in level)
+    assert len(options) == 5 and all(option["tokens_per_second"] > 0 for option in options)
+    accepted = sum(map(sum, report.acceptance))
+    assert report.accepted_per_pass == pytest.approx(accepted / report.verify_passes)
+
+
 def test_penalties_break_a_repeating_reply(engine):
     """Greedy decoding of a random model falls into a loop; a presence penalty forbids it."""
     loop = engine.generate("a fox", settings=GREEDY, max_tokens=60)
@@ -173,6 +183,12 @@ def test_options_out_of_range_are_refused_in_one_sentence(engine, options):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="threads matter on a CPU only")
+def test_times_of_passes_whose_draws_the_host_makes_are_kept_apart(engine):
+    """Such a draw is part of a verify pass: for other settings it would look slow, and drafts dear."""
+    costs = [engine._planner(SamplingSettings(top_k=top_k)).costs for top_k in (20, 40, 0, 1000)]
+    assert costs[0] is costs[1] is engine._planner(GREEDY).costs and costs[2] is costs[3] is not costs[0]
+
+
 def test_changed_thread_count_is_said(engine):
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)

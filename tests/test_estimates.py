@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from fastqwen.benchmarks.profiles import PROFILES
 from fastqwen.mtp.estimates import Costs, Statistics, expected_tokens, on_line
 from fastqwen.mtp.planner import Planner
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
@@ -177,3 +178,20 @@ def test_costs_measured_before_any_reply_spare_the_planner_its_first_measurement
     for _ in range(2):  # what is then observed counts instead
         costs.observe(OFF, 0.0, 0.003, missed=0)
     assert costs.seconds(OFF) == 0.003
+
+
+# ---- published figures at a start ------------------------------------------------------------------------------------
+
+
+def test_the_start_is_the_mean_of_the_published_profiles_and_only_where_nothing_was_seen():
+    means = [mean(profile.rank1[level] for profile in PROFILES.values()) for level in range(2)]
+    assert pytest.approx(means, abs=5e-4) == Statistics.USUAL
+    known, fresh = Statistics(), Statistics()
+    known.observe(ONE, path_of(ONE), cut=False, memory=100)
+    before = known.rates()
+    known.expect_usual()
+    assert known.rates() == before
+    fresh.expect_usual()
+    assert fresh.rates()[0][0] == pytest.approx((2 * 0.787 + 2 * 0.5) / 4)
+    fresh.fade(0)
+    assert fresh.rates() == Statistics().rates()

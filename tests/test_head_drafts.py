@@ -1,5 +1,8 @@
 """Drafts from the MTP head: they never change the text, their rows are the true ones, and they are mostly right."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import tiny
 import torch
@@ -8,10 +11,12 @@ from fastqwen.engine.loop import generate
 from fastqwen.engine.report import Meter
 from fastqwen.engine.sampling import Sampler
 from fastqwen.engine.session import Session
+from fastqwen.model.convert import convert
 from fastqwen.mtp.drafts import NoDrafts
 from fastqwen.mtp.head_drafts import MAX_WAITING, HeadDrafts
 from fastqwen.mtp.planner import Fixed
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
+from fastqwen.weights import Checkpoint
 
 EVERYTHING = SamplingSettings(
     temperature=1.0, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3
@@ -115,6 +120,28 @@ def test_the_demos_head_is_right_more_often_than_not(demo, temperature):
     assert [sum(level) for level in report.acceptance] == sorted(
         (sum(level) for level in report.acceptance), reverse=True
     )
+
+
+def test_ten_replies_in_one_process_accept_the_same_drafts(demo):
+    """Caches, states, beginnings of prompts and statistics are kept between them; other replies come in between."""
+    found = []
+    for turn in range(10):
+        options = dict(seed=8, max_tokens=9, template=False)
+        report = demo.generate("a fox in the snow", settings=GREEDY, mtp="3", **options).report
+        found.append((report.acceptance, report.shapes))
+        if turn % 3 == 0:
+            demo.generate("List five", settings=EVERYTHING, seed=turn, max_tokens=3, template=False)
+    assert all(each == found[0] for each in found) and found[0][0][0][0] > 0
+
+
+@pytest.mark.parametrize("keep", [["mtp.*"], ["model.*"]], ids=["plain head", "plain body"])
+def test_a_head_and_a_body_of_different_formats_draft_as_well(tmp_path, keep):
+    """More than one token a pass, by far: mismatched tensors of a head would accept next to nothing."""
+    source, target = Path(__file__).parent.parent / "demo" / "checkpoint", tmp_path / "mixed.safetensors"
+    convert(Checkpoint.open(source / "model.safetensors"), target, "w6a8", keep=keep)
+    shutil.copy(source / "tokenizer.json", tmp_path)
+    report = load(target, device="cpu").generate("a fox in the snow", settings=GREEDY, max_tokens=32, mtp="3").report
+    assert report.mtp == "3" and report.accepted_per_pass > 1
 
 
 PROMPTS = (

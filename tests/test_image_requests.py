@@ -10,6 +10,10 @@ import torch
 from fastqwen.cli import main
 from fastqwen.engine import GREEDY, FastQwenError, load
 from fastqwen.engine.media import Media
+from fastqwen.model.config import read_config
+from fastqwen.model.convert import convert
+from fastqwen.model.image_rules import ImageRules
+from fastqwen.weights import Checkpoint
 from fastqwen.weights.quantize import encode
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -43,6 +47,14 @@ def test_pictures_are_reduced_to_a_budget_the_largest_first(engine):
     assert note.startswith("Image 2 was reduced from 100x100 to 64x64")
 
 
+def test_a_huge_picture_is_resized_within_the_budget_and_its_tokens_are_reported(engine):
+    huge = picture(1, 8000, 5).expand(6000, 8000, 3)
+    report = engine.generate("x", images=[huge], max_tokens=1).report
+    assert report.image_tokens == 6 * 9, "48 x 72 pixels of the 4096 that the checkpoint allows, tokens of 8 x 8"
+    assert any("from 8000x6000 to 72x48" in note for note in report.notes)
+    assert any("54 of images" in line for line in report.lines())
+
+
 def test_pictures_are_reduced_to_what_the_context_holds(folder):
     engine = load(folder, device="cpu", context=128)
     reply = engine.reply("x" * 30, images=[picture(100, 100, 4)] * 3, max_tokens=1000)
@@ -61,6 +73,19 @@ def test_a_batch_is_several_images_and_places_must_match(engine):
         engine.reply([{"role": "user", "content": [{"type": "image"}]}])
     raw = engine.reply("a<|vision_start|><|image_pad|><|vision_end|>b", images=batch[0], template=False)
     assert len(raw.prompt_ids) == 2 + 2 + 4
+
+
+def test_what_is_transparent_shows_the_chosen_background(engine, tmp_path):
+    clear = torch.zeros(16, 16, 4)
+    Image.new("RGBA", (16, 16), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    for given in (clear, clear[None], tmp_path / "clear.png"):
+        for colour in ((255, 255, 255), (10, 200, 30)):
+            options = {} if colour == (255, 255, 255) else {"image_background": colour}
+            found = engine.reply("x", images=[given], **options).embed()
+            solid = torch.tensor(colour, dtype=torch.uint8).expand(16, 16, 3)
+            assert torch.equal(found.spans[0][1], engine.reply("x", images=[solid]).embed().spans[0][1])
+    with pytest.raises(FastQwenError, match="image_background"):
+        engine.reply("x", images=[clear], image_background=(0, 0, 300))
 
 
 def test_a_reply_ends_where_a_callback_says_so_between_images(engine):
@@ -142,3 +167,27 @@ def test_a_packed_vision_layer_is_decoded(folder, tmp_path):
     weights = load(tmp_path, device="cpu").vision.tower()._weights
     found = weights["blocks.0.mlp.linear_fc1.weight"].double()
     assert (found - quantised.decode(packed)).abs().max() < 1e-7  # one rounding of float32 at magnitudes below 1
+
+
+def rules_of(path):
+    checkpoint = Checkpoint.open(path)
+    return ImageRules.of(checkpoint, read_config(checkpoint)[0].vision)
+
+
+def test_a_quantised_file_alone_in_a_folder_sees_pictures_as_its_source_does(folder, tmp_path):
+    once, twice = (tmp_path / name / "one.safetensors" for name in ("once", "twice"))
+    for before, after in ((folder, once), (once, twice)):
+        after.parent.mkdir()
+        convert(Checkpoint.open(before), after, "int8", keep=["*embed_tokens*"])  # plain, to be a source again
+    assert rules_of(folder).max_pixels == tiny_vision.SIZE["longest_edge"] != ImageRules.max_pixels
+    assert rules_of(once) == rules_of(twice) == rules_of(folder)
+    for name in ("preprocessor_config", "video_preprocessor_config"):
+        assert Checkpoint.open(twice).metadata[name] == (folder / f"{name}.json").read_text()
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_preprocessor_config_in_a_header_is_told_in_one_sentence(folder, tmp_path, text):
+    metadata = {"config": (folder / "config.json").read_text(), "preprocessor_config": text}
+    save_file(load_file(folder / "model.safetensors"), tmp_path / "one.safetensors", metadata=metadata)
+    with pytest.raises(FastQwenError, match="^The preprocessor_config in the header of .* is not"):
+        rules_of(tmp_path / "one.safetensors")

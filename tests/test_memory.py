@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from fastqwen.deltanet import KernelState
 from fastqwen.engine import SamplingSettings, load, memory
 from fastqwen.engine.memory import EngineMemory, by_storage, bytes_of, move, tensors_of
 from fastqwen.mtp.estimates import Costs
@@ -135,6 +136,87 @@ def test_out_of_memory_on_the_way_back_stays_torchs_error_and_leaves_the_weights
     moves.fails = False
     held.restore()
     assert held.resident
+
+
+@pytest.fixture
+def device_model(engine, monkeypatch):
+    """The engine believes that a GPU runs its passes by kernels; returns DeviceModel, to break one of them."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(memory, "round_kernels", lambda device: (True, "checked"))
+    monkeypatch.setattr(engine.memory, "_on_device", True)
+    monkeypatch.setattr(engine.memory, "room_for", lambda capacity: capacity)
+    monkeypatch.setattr(engine.trunk, "pass_kernels", True)
+    monkeypatch.setattr(memory.DeviceModel, "_by_kernels", True)
+    return memory.DeviceModel
+
+
+def failing(error):
+    def part(model):
+        raise error
+
+    return part
+
+
+@pytest.mark.parametrize("part", ["_verify", "_next"])
+def test_a_kernel_that_fails_at_the_models_sizes_is_said_once_and_the_host_drives(
+    engine, wanted, device_model, part, monkeypatch, caplog
+):
+    for name in ("_verify", "_catch_up", "_first", "_next"):
+        monkeypatch.setattr(device_model, name, lambda model: None)
+    monkeypatch.setattr(device_model, part, failing(RuntimeError("ptxas: too many registers\nand pages of it")))
+    for _ in range(2):
+        assert engine.generate("a fox", **OPTIONS).token_ids == wanted
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1 and f"{part[1:]}: RuntimeError: ptxas: too many registers)" in lines[0]
+    assert not engine.trunk.pass_kernels and not engine.memory.is_shared and engine.memory.resident
+
+
+def test_memory_that_ends_while_passes_are_compiled_is_no_failed_kernel(engine, device_model, monkeypatch, caplog):
+    monkeypatch.setattr(device_model, "_verify", failing(torch.OutOfMemoryError("no room")))
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.memory.model_for(64, lambda done, total: None)
+    assert not caplog.records and engine.trunk.pass_kernels
+
+
+def test_a_failed_capture_is_said_once_and_leaves_passes_that_are_launched_one_by_one(
+    engine, device_model, monkeypatch, caplog
+):
+    monkeypatch.setattr(device_model, "_verify", lambda model: None)
+    model = device_model(engine.trunk, None, capacity=64, vocab=9)
+    monkeypatch.setattr("torch.cuda.CUDAGraph", failing(RuntimeError("no graphs today")).__get__(model))
+    model._capture(model.parts, None)
+    assert [record.getMessage().count("no graphs today") for record in caplog.records] == [1]
+    assert model.usable and not model.captured and not model.seconds
+
+
+@pytest.mark.parametrize("give_up", ["free", "offload"])
+def test_what_replies_share_goes_with_its_graphs_though_somebody_still_holds_it(
+    engine, device_model, give_up, monkeypatch
+):
+    for name in ("_verify", "_catch_up", "_first", "_next"):
+        monkeypatch.setattr(device_model, name, lambda model: None)
+    model = engine.memory.model_for(64, lambda done, total: None)
+    assert model is engine.memory.model_for(32, lambda done, total: None)  # kept, made once
+    graph, state = object(), weakref.ref(model.state)
+    model._graphs["verify"] = graph
+    getattr(engine.memory, give_up)()
+    engine.memory.restore()
+    assert state() is None and not model.captured and not engine.memory.is_shared
+    assert engine.memory.bytes == engine.memory.weight_bytes
+
+
+def test_a_state_without_pass_kernels_has_none_even_where_they_work(engine, device_model, monkeypatch):
+    from fastqwen.attention import layer as attention
+    from fastqwen.deltanet import layer as delta
+
+    for module, name in ((attention, "attention_kernels"), (attention, "prefill_kernels"), (delta, "delta_kernels")):
+        monkeypatch.setattr(module, name, lambda *_: (True, "checked"))
+    monkeypatch.setattr(attention, "takes", lambda *_: True)
+    monkeypatch.setattr(delta.delta_decode, "supports", lambda heads: True)
+    assert engine.trunk.new_state(16).runs_on_device
+    engine.trunk.pass_kernels = False
+    state = engine.trunk.new_state(16)
+    assert not any(getattr(layer, "scratch", None) or isinstance(layer, KernelState) for layer in state.layers)
 
 
 def test_what_a_reply_needs_grows_with_its_tokens(engine):

@@ -1,6 +1,7 @@
 """What importing and layering promise, shown on the source files and in fresh processes."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,20 @@ def test_pack_exports_the_entrypoint_and_no_legacy_mappings(tmp_path):
     code += "print(callable(module.comfy_entrypoint), hasattr(module, 'NODE_CLASS_MAPPINGS'))"
     done = run_python(code, cwd=tmp_path)
     assert done.stdout.split() == ["True", "False"], done.stderr
+
+
+def test_without_triton_every_operation_is_torchs_with_the_reason_and_text_is_written(tmp_path):
+    code = "import sys; sys.modules['triton'] = None\n" + LOAD.format(name="pack", root=str(ROOT))
+    code += (
+        "import torch\n"
+        "from pack.engine import load\n"
+        "from pack.engine.backends import choices\n"
+        "found = choices(torch.device('cuda', 0))\n"
+        "print({x.backend for x in found}, all('Triton is not installed' in x.reason for x in found[:5]))\n"
+        "print(len(load('demo', device='cpu').reply('a fox', max_tokens=3).result().token_ids))\n"
+    )
+    done = run_python(code, cwd=tmp_path, env=dict(os.environ, OMP_NUM_THREADS="1"))
+    assert done.stdout.splitlines() == ["{'torch'} True", "3"], done.stderr
 
 
 def test_requirements_file_is_in_step_with_the_package():

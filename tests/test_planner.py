@@ -116,6 +116,22 @@ def test_a_second_reply_starts_with_what_the_first_one_showed():
     assert Planner(statistics, costs).tree().depth >= 4
 
 
+def knowing(machine):
+    """A planner of a first reply that knows what passes cost, as after capturing them."""
+    costs, first, plain = Costs(), machine(ONE)[0], machine(OFF)[1]
+    costs.expect(verify_seconds=plain, first_seconds=first, next_seconds=machine(Tree.chain(2))[0] - first)
+    return Planner(Statistics(), costs)
+
+
+@pytest.mark.parametrize("machine", [*MACHINES.values()][:2], ids=[*MACHINES][:2])
+def test_a_first_reply_with_known_costs_is_near_the_best_option_soon_and_loses_little_by_useless_drafts(machine):
+    for rates, least in zip(TEXTS.values(), (0.95, 0.96, 0.96), strict=True):
+        speeds = [simulate(knowing(machine), rates, machine, 32, seed=seed, first_use=1.0)[0] for seed in range(12)]
+        assert mean(speeds) > least * best_fixed(rates, machine)
+    for seed in range(24):
+        assert simulate(knowing(machine), NEVER, machine, 64, seed=seed, first_use=1.0)[0] > 0.97
+
+
 def test_the_first_passes_are_plain_then_chains_of_one():
     _, trees = simulate(Planner(), TEXTS["prose"], MACHINES["GPU, rows are free"], 4)
     assert trees == [OFF, OFF, ONE, ONE]

@@ -5,6 +5,7 @@ import copy
 import pytest
 import tiny
 import torch
+from fastqwen.attention import KVCache
 from fastqwen.kernels import rows
 from fastqwen.model.load import load_model
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
@@ -190,3 +191,31 @@ def test_paths_that_do_not_run_along_parents_are_refused(trunk, start, path):
     trunk.verify([1, 2, 3], [-1, 0, 0], state)
     with pytest.raises(ValueError):
         state.commit(path)
+
+
+def test_rows_on_both_sides_of_position_32768_equal_one_token_at_a_time(trunk):
+    """There the prefix is cut into longer parts. Keys and values before it are random, and some beyond it are not
+    numbers: nobody may look there."""
+    generator, before = torch.Generator().manual_seed(8), 32763
+    state = trunk.new_state(before + 32)
+    for layer in state.layers:
+        if isinstance(layer, KVCache):
+            shape = before, *layer.keys.numbers.shape[::2]
+            layer.append(*(torch.randn(shape, generator=generator).to(trunk.device, trunk.dtype) for _ in range(2)))
+            for stored in (layer.keys, layer.values):
+                if stored.scales is None:
+                    stored.numbers[:, before:] = float("nan")
+    state.length = state.next_position = before
+    tokens, alone, chain = random_tokens(16, 9), copy.deepcopy(state), []
+    wanted = []
+    for token in tokens:
+        wanted.append(trunk.verify([token], [-1], alone)[1][0])
+        alone.commit([0])
+    for start in (0, 8):
+        chain += trunk.verify(tokens[start : start + 8], Tree.chain(7).parents, state)[1]
+        state.commit(range(8))
+    assert all(torch.equal(found, right) for found, right in zip(chain, wanted, strict=True))
+    for ours, theirs in zip(state.layers, alone.layers, strict=True):
+        if not isinstance(ours, KVCache):
+            ours.flush(), theirs.flush()
+            assert ours.recurrent.dtype == torch.float32 and torch.equal(ours.recurrent, theirs.recurrent)

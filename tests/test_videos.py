@@ -40,8 +40,18 @@ def test_video_sizes_equal_the_processors(frames, height, width):
     assert fit_video(frames, height, width, RULES) == wanted
 
 
+def test_a_list_of_frames_is_the_clip_of_them():
+    clip = torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(-1, 2, 3, 3)
+    for sample_fps in (2.0, None):
+        found, wanted = Video.of(list(clip), 8.0, sample_fps), Video.of(clip, 8.0, sample_fps)
+        assert torch.equal(found.frames, wanted.frames) and found.indices == wanted.indices
+        assert found.seconds == wanted.seconds
+
+
 def test_a_video_that_is_none_is_refused():
-    for frames, fps in ((torch.zeros(2, 2, 3), 8.0), (torch.zeros(2, 2, 2, 3), 0.0), ([1], 8.0)):
+    sizes = [torch.zeros(2, 2, 3), torch.zeros(2, 3, 3)]
+    wrong = [(torch.zeros(2, 2, 3), 8.0), (torch.zeros(2, 2, 2, 3), 0.0), ([1], 8.0), (sizes, 8.0), ([], 8.0)]
+    for frames, fps in wrong:
         with pytest.raises(FastQwenError):
             Video.of(frames, fps)
 

@@ -32,6 +32,11 @@ def dependent_launch(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def one_line(error: Exception) -> str:
+    """An exception's kind and first line: a compiler's can be pages long."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
 def decide(device: torch.device, kind: str, wrong_result: Callable[[torch.device], str | None]) -> tuple[bool, str]:
     """(whether the kernels of `kind` are used on a device, why).
 
@@ -46,7 +51,7 @@ def decide(device: torch.device, kind: str, wrong_result: Callable[[torch.device
     try:
         wrong = wrong_result(device)
     except Exception as error:  # whatever a compiler or driver raises, the torch path still works
-        wrong = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        wrong = one_line(error)
     if wrong is not None:
         logger.warning("FastQwen: %s kernels are not used on %s (%s); plain torch is slower.", kind, device, wrong)
         return False, f"plain torch: the kernels' self-check failed ({wrong})"

@@ -6,6 +6,7 @@ counts on, the cells of a picture have its start plus their row and column, the 
 """
 
 import multiprocessing
+import os
 import pathlib
 import random
 from dataclasses import dataclass
@@ -51,14 +52,18 @@ FORMS = {
     "tall": Form(1, 8, 6, 128, False, 7),
     "wider": Form(1, 6, 10, 128, False, 5),
     "taller": Form(1, 10, 6, 128, False, 5),
+    "flat": Form(1, 4, 10, 128, False, 3),
     # All frames of a video share 65,536 pixels: the more there are, the smaller they become.
     "pair": Form(1, 10, 10, 128, True, 3, True),
     "two": Form(2, 8, 8, 128, True, 10),
     "two wide": Form(2, 6, 10, 128, True, 3),
+    "two 4:3": Form(2, 6, 8, 128, True, 3),
     "three": Form(3, 8, 8, 192, True, 4, False),
     "three frames": Form(3, 6, 6, 128, True, 4, True),
+    "three frames wide": Form(3, 4, 8, 128, True, 2, True),
     "four": Form(4, 8, 8, 192, True, 3, False),
     "four frames": Form(4, 4, 4, 128, True, 3, True),
+    "four frames wide": Form(4, 4, 6, 128, True, 2, True),
 }
 
 
@@ -153,6 +158,11 @@ def collect(checkpoint, form: Form, seed: int, count: int, turns=None) -> dict:
     return {"ids": np.stack(ids), "positions": np.stack(places), "drawn": np.stack(drawn), "kinds": list(kinds)}
 
 
+def _alone() -> None:
+    """One thread a process: as many processes as cores, each with a thread for every core, wait for each other."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
 def _work(job: tuple) -> dict:
     return collect(*job)
 
@@ -169,7 +179,7 @@ def build(checkpoint: pathlib.Path, total: int, workers: int) -> dict[str, dict]
     if workers == 1:
         results = [_work(job) for job in jobs]
     else:
-        with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        with multiprocessing.get_context("spawn").Pool(workers, _alone) as pool:
             results = pool.map(_work, jobs, chunksize=1)
     out = {}
     for name in FORMS:

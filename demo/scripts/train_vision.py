@@ -13,6 +13,7 @@ import pathlib
 import shutil
 import sys
 import time
+import traceback
 
 import torch
 
@@ -171,15 +172,15 @@ def train(model, words, forms: dict, args, device, deadline: float) -> dict:
     gradients = [p.grad for p in model.parameters()]
     shares = torch.tensor([float(FORMS[name].share) for name in see])
     order = torch.multinomial(shares, 1 << 16, replacement=True, generator=torch.Generator().manual_seed(0)).tolist()
-    guard, curve, done, names = text.Guard(model), [], 0, list(see)
+    guard, curve, done, names, heard, seen = text.Guard(model), [], 0, list(see), None, None
     started = time.time()
     print(f"ready after {started - args.started:.0f} s", flush=True)
     while True:
         progress = done / args.steps if args.steps else (time.time() - started) / max(1.0, deadline - started)
-        if progress >= 1:
+        if progress >= 1 and done:
             break
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * text.rate_at(progress) * guard.scale
+            group["lr"] = group["peak"] * text.rate_at(min(1.0, progress)) * guard.scale
         torch._foreach_zero_(gradients)
         heard, seen = read(), see[names[order[done % len(order)]]]()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -233,6 +234,23 @@ def arguments() -> argparse.Namespace:
     return args
 
 
+def measured(model, results: dict, args, device) -> int:
+    """Adds the measurements to `results` and writes metrics.json after each; how many failed. None stops another."""
+    failed = 0
+    for measure in (
+        dict,
+        lambda: {"pictures": evaluate_vision.run(model, args.checkpoint, args.out, device, args.eval_rows, args.smoke)},
+        lambda: evaluate.run(model, args.data, args.checkpoint, device, small=args.smoke),
+    ):
+        try:
+            results |= measure()
+        except Exception:
+            traceback.print_exc()
+            failed += 1
+        (args.out / "metrics.json").write_text(json.dumps(results, indent=1), "utf-8")
+    return failed
+
+
 def main() -> None:
     args = arguments()
     device = torch.device("cpu" if args.smoke else "cuda")
@@ -242,28 +260,19 @@ def main() -> None:
     model = vision.build(args.checkpoint).to(device)
     print(f"forward and tower differ from transformers' by {net.check(model, device):.1e}, ", end="")
     print(f"{vision.check(model, device):.1e}", flush=True)
+    words = text.Rows(args.data / "rows.npy", args.text_rows, device)
     facts = {"text_before": evaluate_vision.text_losses(model, args.data, device, args.smoke)}
     writer = picture_data.Writer(args.checkpoint)
     forms = {}
     for name, form in FORMS.items():
         forms[name] = PictureRows(built.pop(name), form, args.picture_ids // form.length, writer.pads, device)
     names = (
-        "square",
-        "wide",
-        "two",
-        "tall",
-        "square",
-        "pair",
-        "wider",
-        "three frames",
-        "square",
-        "taller",
-        "four frames",
-    )
+        "square", "wide", "two", "tall", "square", "pair", "wider", "three frames", "square", "taller", "four frames",
+        "flat", "two 4:3", "three frames wide", "four frames wide",
+    )  # fmt: skip
     still = [(name, FORMS[name]) for name in names]
     sources = [(f.rows, f.columns, vision.Grid(f.rows, f.columns, device), forms[n].pairs) for n, f in still]
     facts["tower"] = tower.train(model, writer.tokenizer, sources, args.tower_seconds, args.tower_batch, device)
-    words = text.Rows(args.data / "rows.npy", args.text_rows, device)
     facts["training"] = train(model, words, forms, args, device, args.started + args.minutes * 60)
     net.round_weights(model)
     facts["file_bytes"] = net.save(vision.tensors(model), args.out)
@@ -275,17 +284,11 @@ def main() -> None:
     facts["torch"], facts["transformers"] = torch.__version__, __import__("transformers").__version__
     first = json.loads((pathlib.Path(__file__).parents[1] / "metrics.json").read_text("utf-8"))["training"]
     results = {"training": first | {"file_bytes": facts["file_bytes"]}, "vision": facts}
-    for measure in (  # the file is kept even if a later measurement fails
-        lambda: {"pictures": evaluate_vision.run(model, args.checkpoint, args.out, device, args.eval_rows, args.smoke)},
-        lambda: evaluate.run(model, args.data, args.checkpoint, device, small=args.smoke),
-    ):
-        (args.out / "metrics.json").write_text(json.dumps(results, indent=1), "utf-8")
-        results |= measure()
-    (args.out / "metrics.json").write_text(json.dumps(results, indent=1), "utf-8")
-    print(
-        json.dumps({k: v for k, v in results.items() if k not in ("samples", "training", "vision", "pictures")}),
-        flush=True,
-    )
+    failed = measured(model, results, args, device)
+    shown = {k: v for k, v in results.items() if k not in ("samples", "training", "vision", "pictures")}
+    print(json.dumps(shown), f"{time.time() - args.started:.0f} s in all", flush=True)
+    if failed:
+        raise SystemExit(f"the checkpoint is in {args.out}, but {failed} of its measurements failed (see above)")
 
 
 if __name__ == "__main__":

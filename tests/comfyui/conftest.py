@@ -24,10 +24,13 @@ def comfy(request, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def start(comfy, tmp_path_factory):
-    """`start(pack_name)` gives a server with this repository linked into custom_nodes under that name."""
+    """`start(pack_name)` gives a server with this repository linked into custom_nodes under that name.
+
+    `start(pack_name, front_end)` also has it serve the user interface in that folder.
+    """
     servers = []
 
-    def start(pack_name):
+    def start(pack_name, front_end=None):
         base = tmp_path_factory.mktemp("server")
         for folder in ("custom_nodes", "models/text_encoders", "models/LLM", "input", "output", "user"):
             (base / folder).mkdir(parents=True)
@@ -35,7 +38,7 @@ def start(comfy, tmp_path_factory):
         os.symlink(HERE / "packs" / "foreign_clip", base / "custom_nodes" / "foreign_clip", target_is_directory=True)
         write_models(base / "models")
         try:
-            servers.append(Server(comfy, base))
+            servers.append(Server(comfy, base, front_end))
         except NotRun as reason:
             _not_run(reason)
         return servers[-1]

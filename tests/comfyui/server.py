@@ -66,21 +66,25 @@ def checkout(option, folder):
 
 
 class Server:
-    """One running server. `base` holds its custom_nodes, models, input, output and user folders."""
+    """One running server. `base` holds its custom_nodes, models, input, output and user folders.
 
-    def __init__(self, comfy, base):
+    Without the folder of a `front_end` it serves no user interface.
+    """
+
+    def __init__(self, comfy, base, front_end=None):
         self.base = Path(base)
         self.log = self.base / "server.log"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        empty = self.base / "no_front_end"
-        empty.mkdir(exist_ok=True)
+        if front_end is None:
+            front_end = self.base / "no_front_end"
+            front_end.mkdir(exist_ok=True)
         environment = dict(os.environ, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
         inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         environment["PYTHONPATH"] = os.pathsep.join([str(HERE / "stubs"), *inherited])
         flags = ["--cpu", "--listen", "127.0.0.1", "--port", self.address.split(":")[1]]
-        flags += ["--base-directory", str(self.base), "--front-end-root", str(empty)]
+        flags += ["--base-directory", str(self.base), "--front-end-root", str(front_end)]
         flags += ["--disable-auto-launch", "--disable-api-nodes", "--database-url", "sqlite:///:memory:"]
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(

@@ -9,17 +9,25 @@ from PIL import Image
 
 from .material import NOTES, declared_inputs, to_api, workflow
 from .server import ROOT, Refused
-from .test_server import NODES, text_of
+from .test_server import NODES, error_of, text_of
 
 EXAMPLES = sorted((ROOT / "example_workflows").glob("*.json"))
 
 
 def test_the_extension_help_pages_names_and_examples_are_served(server):
     (script,) = [path for path in server.get("/extensions") if "FastQwen" in path]
-    assert "FastQwen.Text" in server.text(script)
+    assert 'name: "fastqwen.text"' in server.text(script)
     for node in NODES:
         assert server.text(f"/extensions/ComfyUI-FastQwen/docs/{node}.md").startswith("# ")
     assert set(server.get("/workflow_templates")["ComfyUI-FastQwen"]) == {path.stem for path in EXAMPLES}
+
+
+def test_chinese_help_pages_are_served_and_name_every_input_as_the_node_does(server):
+    for node, names in server.get("/i18n")["zh"]["nodeDefs"].items():
+        page = server.text(f"/extensions/ComfyUI-FastQwen/docs/{node}/zh.md")
+        assert page.startswith(f"# {names['display_name']}\n")
+        slots = [slot["name"] for part in ("inputs", "outputs") for slot in names[part].values()]
+        assert set(slots) - set(re.findall(r"\*\*(.+?)\*\*", page)) <= {"clip"}, node
 
 
 def test_names_and_tooltips_are_complete_in_both_languages(server):
@@ -79,6 +87,40 @@ def test_every_picture_of_a_batch_is_seen(server, library):
     assert text_of(entry) == expected.text
     assert expected.report.image_tokens == 4 * 6, "pictures of 16 x 24, tokens of 8 x 8"
     assert f"prompt {expected.report.prompt_tokens} tokens" in entry["outputs"]["2"]["report"][0]
+
+
+def test_a_loaded_image_is_captioned_and_an_image_batch_gives_a_list(server):
+    Image.new("RGB", (24, 16), (200, 10, 10)).save(server.base / "input" / "one.png")
+    nodes = {
+        "1": {"class_type": "FastQwenLoader", "inputs": {"model": "seeing"}},
+        "2": {"class_type": "LoadImage", "inputs": {"image": "one.png"}},
+        "3": {
+            "class_type": "FastQwenImageCaption",
+            "inputs": {"clip": ["1", 0], "images": ["2", 0], "style": "short", "prompt": "", "seed": 1}
+            | {"trigger": "ohwx", "max_length": 24},
+        },
+        "4": {"class_type": "PreviewAny", "inputs": {"source": ["3", 0]}},
+    }
+    entry = server.run(nodes)
+    assert entry["status"]["status_str"] == "success", entry["status"]
+    (text,) = entry["outputs"]["4"]["text"]
+    assert text.startswith("ohwx, ") and entry["outputs"]["3"]["text"] == [text]
+    nodes["2"] = {"class_type": "EmptyImage", "inputs": {"width": 24, "height": 16, "batch_size": 4, "color": 0}}
+    entry = server.run(nodes)
+    assert entry["outputs"]["3"]["report"][0].count("picture ") == 4
+    texts = entry["outputs"]["3"]["text"][0].split("\n\n")
+    assert len(texts) == 4 and len(set(texts)) == 1, "four equal pictures, one seed"
+
+
+def test_a_caption_without_a_vision_tower_or_a_clip_is_refused_in_one_sentence(server):
+    nodes = workflow(model="tiny")
+    nodes["2"] = {"class_type": "FastQwenImageCaption", "inputs": {"images": ["3", 0], "clip": ["1", 0], "seed": 1}}
+    nodes["2"]["inputs"] |= {"style": "short", "prompt": ""}
+    nodes["3"] = {"class_type": "EmptyImage", "inputs": {"width": 24, "height": 16, "batch_size": 1, "color": 0}}
+    assert "vision" in error_of(server.run(nodes))
+    del nodes["2"]["inputs"]["clip"]
+    with pytest.raises(Refused, match="required_input_missing"):
+        server.queue(nodes)
 
 
 def test_a_folder_of_pictures_becomes_a_data_set(server):

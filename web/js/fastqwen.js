@@ -70,7 +70,7 @@ function onExecuted(node, output) {
 }
 
 app.registerExtension({
-  name: "FastQwen.Text",
+  name: "fastqwen.text",
   setup() {
     api.addEventListener("fastqwen.text", onText);
   },
