@@ -60,19 +60,8 @@ def bench(
         f"{kv} keys and values, {context} tokens before",
         flush=True,
     )
-    if mtp.short is not None:
-        print(
-            f"  drafts from {mtp.short.rows} rows of the head, in {draft_format or head}, and {EXTRA} others: speeds "
-            "on the profiles assume that no draft is lost by that, which this cannot measure",
-            flush=True,
-        )
-    started = time.perf_counter()
     capacity = context + (ROUNDS + WARM + 4) * 8
-    model = DeviceModel(trunk, mtp, capacity=capacity, vocab=trunk.config.vocab_size, graphs=graphs)
-    if not model.usable:
-        raise FastQwenError("Some operation has no kernel here, so passes run from the host: see `fastqwen doctor`.")
-    torch.cuda.synchronize()
-    made = time.perf_counter() - started
+    model, made = _made(trunk, mtp, capacity, graphs)
     rows, times, settings = [], {}, replace(SETTINGS, top_k=top_k)
     if not supports(greedy=False, top_k=top_k):
         model.draw_on_host()
@@ -96,13 +85,26 @@ def bench(
     }  # fmt: skip
     if mtp.short is not None:
         summary["profiles_assume"] = "no draft is lost to the shortlist"
+        print(
+            f"  drafts from {mtp.short.rows} rows of the head, in {draft_format or head}, and {EXTRA} others: speeds "
+            "on the profiles assume that no draft is lost by that, which this cannot measure",
+            flush=True,
+        )
     summary |= _speeds(times, first, level, sizes["trunk"], ceiling, profiles)
     print(f"  a draft level: {first:.3f} ms the first, {level:.3f} each next", flush=True)
     for profile in profiles:
         print(f"  {profile}: " + ", ".join(f"{key} {value}" for key, value in summary[profile].items()), flush=True)
-    if kernels:
-        summary["kernels"] = _kernels(model, len(trunk.blocks))
-    return summary
+    return summary | ({"kernels": _kernels(model, len(trunk.blocks))} if kernels else {})
+
+
+def _made(trunk, mtp, capacity, graphs):
+    """(a model ready for passes, the seconds that took)."""
+    started = time.perf_counter()
+    model = DeviceModel(trunk, mtp, capacity=capacity, vocab=trunk.config.vocab_size, graphs=graphs)
+    if not model.usable:
+        raise FastQwenError("Some operation has no kernel here, so passes run from the host: see `fastqwen doctor`.")
+    torch.cuda.synchronize()
+    return model, time.perf_counter() - started
 
 
 def _passes(model, tree, context, rounds, settings=SETTINGS):

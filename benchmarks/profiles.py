@@ -5,7 +5,6 @@ that nobody's text decides the score.
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..mtp.estimates import LEVELS, expected_tokens
@@ -78,8 +77,3 @@ PROFILES = {
     ),
 }
 SHAPES = (OFF, *(Tree.chain(depth) for depth in range(1, 6)), *all_shapes())
-
-
-def expected_of_every_shape(profile: Profile, shapes: Sequence[Tree] = SHAPES) -> dict[Tree, float]:
-    """Tokens a pass by shape, most first."""
-    return dict(sorted(((tree, profile.expected_tokens(tree)) for tree in shapes), key=lambda item: -item[1]))

@@ -140,37 +140,42 @@ class TextFiles:
         return not self.overwrite and os.path.lexists(job.target)
 
     def write(self, job: Job, caption: str) -> None:
-        job.target.parent.mkdir(parents=True, exist_ok=True)
-        part = job.target.with_name(f".{job.target.name}.{os.getpid()}.part")
-        try:
-            part.write_text(caption, encoding="utf-8", newline="\n")
-            os.replace(part, job.target)
-        finally:
-            part.unlink(missing_ok=True)
+        _replace(job.target, caption)
 
 
 class Lines:
     """One JSON line per image, {"file_name", "text"}, in one file instead of a file each. Lines are added as they come;
-    a line that was cut short when a run was killed is dropped by the next run."""
+    a line that was cut short when a run was killed is dropped by the next run.
+
+    overwrite  earlier lines go when the first new one is there, not before
+    Raises FastQwenError for a file that holds something else or cannot be read.
+    """
 
     def __init__(self, path, overwrite: bool = False):
-        self.path, self.done = Path(path).expanduser(), set()
-        if overwrite:
-            self._replace("")
-        elif self.path.exists():
-            text = self.path.read_text("utf-8")
+        self.path, self.done, self._starts_anew = Path(path).expanduser(), set(), overwrite
+        if not overwrite and os.path.lexists(self.path):
+            try:
+                text = self.path.read_text("utf-8")
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or "it is no text"
+                raise FastQwenError(f"'{self.path}' cannot be read ({reason}): name another file.") from None
             whole = text[: text.rfind("\n") + 1]
             if whole != text:
-                self._replace(whole)
+                _replace(self.path, whole)
             self.done = {self._name(line) for line in whole.splitlines() if line.strip()}
 
     def has(self, job: Job) -> bool:
         return job.name in self.done
 
     def write(self, job: Job, caption: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps({"file_name": job.name, "text": caption}, ensure_ascii=False) + "\n")
+        line = json.dumps({"file_name": job.name, "text": caption}, ensure_ascii=False) + "\n"
+        if self._starts_anew:
+            _replace(self.path, line)
+            self._starts_anew = False
+        else:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a", encoding="utf-8", newline="\n") as file:
+                file.write(line)
         self.done.add(job.name)
 
     def _name(self, line):
@@ -179,11 +184,16 @@ class Lines:
         except (ValueError, KeyError, TypeError):
             raise FastQwenError(f"'{self.path}' holds a line that is no caption: move the file away.") from None
 
-    def _replace(self, text):
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+def _replace(path: Path, text: str) -> None:
+    """Has the file hold `text`, whole or as it was before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
         part.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(part, self.path)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def run(

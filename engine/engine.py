@@ -46,6 +46,10 @@ def check_request(*, max_tokens: int, stop: str | Sequence[str], mtp: str | Tree
     stop_texts(stop)
 
 
+def _ignore(progress: Progress) -> None:
+    """Nothing to tell anybody."""
+
+
 class Engine:
     """One loaded model. Replies run one at a time.
 
@@ -127,22 +131,16 @@ class Engine:
         Raises FastQwenError for a value out of range or a prompt that does not fit the context.
         """
         check_request(max_tokens=max_tokens, stop=stop, mtp=mtp)
+        settings, on_step = settings or SamplingSettings(), on_step or _ignore
+        if not isinstance(settings, SamplingSettings) or not callable(on_step):
+            raise FastQwenError("settings must be SamplingSettings and on_step a function.")
         limits = {"image_pixels": image_pixels, "pixel_budget": pixel_budget}
         media = self._media(images, videos, limits, image_background, video_fps)
         ids = self._prompt_ids(prompt, media, system, thinking, template, max_tokens)
-        mtp = mtp if isinstance(mtp, Tree) else str(mtp)
-        label = tree_name(mtp) if isinstance(mtp, Tree) else mtp
-        meter = Meter(self.device, notes=[*self.notes, *self._call_notes(label)])
-        sampler = Sampler(settings or SamplingSettings(), seed, self.vocab)
+        mtp, meter = self._metered(mtp, media)
+        sampler = Sampler(settings, seed, self.vocab)
         capacity = min(self.context, len(ids) + max_tokens)
         text = ReplyText(self.tokenizer, thinking=thinking and template, stop=stop)
-        if self.mtp_head is None:
-            mtp = label = "off"
-        meter.mtp = label
-        if media is not None:
-            meter.image_tokens = media.tokens
-            meter.notes += media.notes
-        on_step = on_step or (lambda progress: None)
         passes = functools.partial(self._passes, ids, mtp, sampler, capacity, max_tokens, on_step)
         stop_ids = frozenset(self.tokenizer.stop_ids)
         embed = media and functools.partial(self._embed, media, meter, on_step)
@@ -180,6 +178,19 @@ class Engine:
     def _release_vision(self):
         if self.vision is not None:
             self.vision.release()
+
+    def _metered(self, mtp, media):
+        """(what drafting is to be, the numbers of a reply before it starts)."""
+        mtp = mtp if isinstance(mtp, Tree) else str(mtp)
+        label = tree_name(mtp) if isinstance(mtp, Tree) else mtp
+        meter = Meter(self.device, notes=[*self.notes, *self._call_notes(label)])
+        if self.mtp_head is None:
+            mtp = label = "off"
+        meter.mtp = label
+        if media is not None:
+            meter.image_tokens = media.tokens
+            meter.notes += media.notes
+        return mtp, meter
 
     def _prompt_ids(self, prompt, media, system, thinking, template, max_tokens):
         in_front = media is not None and template and isinstance(prompt, str)
@@ -224,7 +235,7 @@ class Engine:
         if self.prefix_cache.budget_bytes > 0:
             trunk = self.trunk
             threads = torch.get_num_threads() if self.device.type == "cpu" else None
-            settings = trunk.kv, trunk.dtype, trunk.chunk, threads
+            settings = trunk.kv, trunk.dtype, trunk.chunk, trunk.pass_kernels, threads
             passes.session.reuse = PromptReuse(self.prefix_cache, settings, trunk.chunk, passes)
         return passes
 

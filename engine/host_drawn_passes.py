@@ -5,7 +5,6 @@ tree with engine/sampling.py over the logits on the device, so what it draws is 
 what it drew where it came by. Drafts only propose: they come from the nearest settings that the kernels take.
 """
 
-from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -31,23 +30,10 @@ class HostDrawnPasses(DevicePasses):
 
     queued = 1
 
-    def __init__(
-        self,
-        model: DeviceModel,
-        session: Session,
-        planner: Planner,
-        settings: SamplingSettings,
-        *,
-        seed: int,
-        drafts: bool,
-        stop_ids: Collection[int],
-        max_tokens: int,
-    ):
-        super().__init__(
-            model, session, planner, drafting_settings(settings), seed=seed, drafts=drafts, stop_ids=stop_ids,
-            max_tokens=max_tokens,
-        )  # fmt: skip
-        self._sampler = Sampler(settings, seed, model.vocab)
+    def __init__(self, model: DeviceModel, session: Session, planner: Planner, settings: SamplingSettings, **options):
+        """As DevicePasses, with any settings."""
+        super().__init__(model, session, planner, drafting_settings(settings), **options)
+        self._sampler = Sampler(settings, self._seed, model.vocab)
         self._text: list[int] = []
 
     def _draw_first(self, logits):

@@ -1,5 +1,6 @@
 """From a path to an engine that is ready to reply."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
 from ..mtp.short_head import FEWEST, ShortHead, check_short_head
 from ..weights import Checkpoint, FastQwenError
+from ..weights.quantize import FORMATS
 from .engine import NO_TOWER, Engine
 from .media import Vision
 from .memory import too_big
@@ -30,7 +32,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def resolve_path(path) -> Path:
-    """The shipped checkpoint for "demo", "demo-w4a8" and "demo-bf16"; anything else is a path."""
+    """The shipped checkpoint for "demo", "demo-w4a8" and "demo-bf16"; anything else is a path. Raises FastQwenError for
+    what cannot be one."""
+    if not isinstance(path, (str, os.PathLike)) or not str(path):
+        raise FastQwenError(f"A checkpoint must be the path of a file or folder, or 'demo', not {path!r}.")
     return DEMOS.get(str(path)) or Path(path).expanduser()
 
 
@@ -74,41 +79,38 @@ def load(
     on_load    told (bytes done, bytes in all) after every tensor
     Raises FastQwenError, one sentence, for anything that cannot be loaded.
     """
-    _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format)
-    torch_device, source, kind = resolve_device(device), resolve_path(path), _kv(kv)
-    torch_dtype = _dtype(dtype, torch_device)
+    _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format, quantize)
+    where, source, kind = resolve_device(device), resolve_path(path), _kv(kv)
+    computes = _dtype(dtype, where)
     checkpoint = Checkpoint.open(source)
     # Everything that headers and small files can tell is told before gigabytes of weights are read.
     config, names = read_config(checkpoint)
     text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
     _check_vocabulary(text, config)
     template = ChatTemplate.load(source, text)
-    _check_room(checkpoint, torch_device, quantize, repack, vram_budget)
-    placement = Placement(torch_device, vram_budget)
-    model = load_model(
-        checkpoint, torch_device, torch_dtype, on_load, quantize=quantize, repack=repack, kv=kind,
-        place=placement.take,
-    )  # fmt: skip
+    _check_room(checkpoint, where, quantize, repack, vram_budget)
+    placement = Placement(where, vram_budget)
+    options = {"quantize": quantize, "repack": repack, "kv": kind, "place": placement.take}
+    model = load_model(checkpoint, where, computes, on_load, **options)
     head = _head(model, text, draft_rows, draft_format)
-    notes = placement.settle(model.trunk, head)
-    notes += [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes, *_draft_notes(head)]
-    tower = config.vision and Vision(
-        checkpoint, names, config.vision, torch_device, torch_dtype, offload=offload_vision
-    )  # fmt: skip
+    notes = placement.settle(model.trunk, head) + _notes(checkpoint, model, head)
+    tower = config.vision and Vision(checkpoint, names, config.vision, where, computes, offload=offload_vision)
     return Engine(
         model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs and not placement.streams,
-        context=context, vision=tower, no_vision=config.vision_fault or NO_TOWER,
-        prefix_cache_bytes=prefix_cache_bytes,
+        context=context, prefix_cache_bytes=prefix_cache_bytes, vision=tower, no_vision=config.vision_fault or NO_TOWER,
     )  # fmt: skip
 
 
-def _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format):
+def _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format, quantize):
     if context is not None and (isinstance(context, bool) or not isinstance(context, int) or context < 1):
         raise FastQwenError(f"context is {context!r}: set a whole number of tokens of at least 1.")
     if isinstance(prefix_cache_bytes, bool) or not isinstance(prefix_cache_bytes, int) or prefix_cache_bytes < 0:
         raise FastQwenError(f"prefix_cache_bytes is {prefix_cache_bytes!r}: set a whole number of at least 0.")
-    if vram_budget is not None and (isinstance(vram_budget, bool) or not vram_budget > 0):
+    number = isinstance(vram_budget, (int, float)) and not isinstance(vram_budget, bool)
+    if vram_budget is not None and not (number and vram_budget > 0):
         raise FastQwenError(f"vram_budget is {vram_budget!r}: set a number of bytes above 0.")
+    if quantize is not None and quantize not in FORMATS:
+        raise FastQwenError(f"quantize is {quantize!r}: use one of {', '.join(map(repr, FORMATS))}, or none.")
     if draft_rows or draft_format is not None:
         check_short_head(draft_rows or FEWEST, draft_format)
 
@@ -185,6 +187,12 @@ def _head(model: LoadedModel, text, draft_rows: int | None, draft_format: str | 
             always=always, format=draft_format, dtype=trunk.dtype,
         )  # fmt: skip
     return head
+
+
+def _notes(checkpoint: Checkpoint, model: LoadedModel, head: MtpHead | None) -> list[str]:
+    """What a user should know of a loaded file."""
+    config = model.config
+    return [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes, *_draft_notes(head)]
 
 
 def _unused(names: Sequence[str], config) -> list[str]:

@@ -112,7 +112,8 @@ class Media:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise FastQwenError(f"{name} is {value!r}: set a whole number of pixels.")
         self._vision, self._image_pixels, self._budget = vision, image_pixels, pixel_budget
-        if len(image_background) != 3 or not all(isinstance(v, int) and 0 <= v <= 255 for v in image_background):
+        colour = image_background if isinstance(image_background, Sequence) else ()
+        if len(colour) != 3 or not all(isinstance(value, int) and 0 <= value <= 255 for value in colour):
             raise FastQwenError(f"image_background is {image_background!r}: give red, green and blue from 0 to 255.")
         pictures = as_pictures(images if isinstance(images, (list, tuple)) else [images], image_background)
         clips = [_video(value, vision.rules, video_fps) for value in (videos if _is_several(videos) else [videos])]

@@ -25,6 +25,8 @@ class Delta:
 
 def stop_texts(stop: str | Sequence[str]) -> tuple[str, ...]:
     """One stop text or several as a tuple. Raises FastQwenError for one that is empty or no string."""
+    if not isinstance(stop, (str, Sequence)):
+        raise FastQwenError(f"Stop texts must be strings in a list, not {stop!r:.80}.")
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(text, str) and text for text in stops):
         raise FastQwenError(f"A stop text must be a string that is not empty: remove it from {stops!r:.80}.")

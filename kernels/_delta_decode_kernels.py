@@ -304,6 +304,20 @@ def _keep_replay(
 
 
 @triton.jit
+def _load_state(p_state, o_value, KR: tl.constexpr, DV: tl.constexpr):
+    state = ()
+    for i in tl.static_range(KR):
+        state = state + (tl.load(p_state + _key_row(i, KR) * DV + o_value),)
+    return state
+
+
+@triton.jit
+def _store_state(p_state, state, o_value, KR: tl.constexpr, DV: tl.constexpr):
+    for i in tl.static_range(KR):
+        tl.store(p_state + _key_row(i, KR) * DV + o_value, state[i])
+
+
+@triton.jit
 def delta_decode_kernel(
     p_x, x_stride, p_z, z_stride, p_b, b_stride, p_a, a_stride, p_taps, p_rate, p_dt_bias, p_norm, eps,
     p_control, p_recurrent, p_windows, p_columns, p_keys, p_values, p_gates, p_steps, p_out,
@@ -350,9 +364,7 @@ def delta_decode_kernel(
     back_2 = tl.load(p_control + 32 + row)
     back_3 = tl.load(p_control + 40 + row)
     p_state = p_recurrent + h * DK * DV + first
-    state = ()
-    for i in tl.static_range(KR):
-        state = state + (tl.load(p_state + _key_row(i, KR) * DV + o_value),)
+    state = _load_state(p_state, o_value, KR, DV)
     tl.debug_barrier()  # here and below: the compiler would move loads down to their use, and wait for each in turn
 
     m_live = row < rows
@@ -408,8 +420,7 @@ def delta_decode_kernel(
             state = _step(state, key, write, decay, KR, G)
             now = ahead
             e += 1
-        for i in tl.static_range(KR):
-            tl.store(p_state + _key_row(i, KR) * DV + o_value, state[i])
+        _store_state(p_state, state, o_value, KR, DV)
 
     o = tl.zeros((LANES, G, VC), tl.float32)
     e = 0

@@ -44,8 +44,7 @@ from .attention import part_at
 from .attention_control import FLOATS, HEAD_DIMS, TILE, check_cache, want
 from .rows import SLOTS
 
-# What benchmarks/attention.py compares. By warp: _attend in kernels/_decode_attention_kernels.py says why.
-VALUES_BY_WARP = True
+# The merge: sums that parts join in turn, parts of each in flight, warps. benchmarks/attention.py compares others.
 MERGE_PLACES, MERGE_TURNS, MERGE_WARPS = 4, 8, 4
 
 
@@ -138,12 +137,11 @@ def _parts(q, keys, values, control, workspace, dependent):
     kind = tl.float16 if int8 else tl.float32
     rows = _block_rows(group)
     nvidia = q.is_cuda and torch.version.hip is None
-    by_warp = VALUES_BY_WARP and torch.version.hip is None
     _kernels.decode_attention_parts_kernel[(workspace.blocks,)](
         *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows,
         M=max(16, _power_of_two(rows * group)), T=TILE if int8 else 16, KIND=kind,
         SPLIT_Q=int8 and q.dtype == torch.float32, PRECISION="tf32x3" if nvidia else "ieee",
-        FAST=nvidia, BY_WARP=by_warp, INTERPRETED=not q.is_cuda, num_warps=4, **shape,
+        FAST=nvidia, BY_WARP=torch.version.hip is None, INTERPRETED=not q.is_cuda, num_warps=4, **shape,
     )  # fmt: skip
 
 

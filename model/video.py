@@ -65,7 +65,8 @@ class Video:
 def sample(total: int, fps: float, sample_fps: float | None = SAMPLE_FPS) -> tuple[int, ...]:
     """Which of `total` frames at `fps` are taken."""
     for name, value in (("the video's", fps), ("the asked", sample_fps)):
-        if value is not None and not 0 < value < float("inf"):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value < float("inf")):
             raise FastQwenError(f"{name[0].upper()}{name[1:]} frame rate is {value!r}: a number above 0 is needed.")
     wanted = total if sample_fps is None else int(total / fps * sample_fps)
     count = min(max(wanted, MIN_FRAMES), MAX_FRAMES, total)

@@ -4,7 +4,7 @@ from . import host
 from .api import CATEGORY, io, known
 from .caption import STYLES, CaptionWish, captions
 from .clip import require_fastqwen
-from .reply_inputs import reply_inputs
+from .reply_inputs import reply_inputs, seed_input
 from .request import pictures
 
 NAMES = ("style", "prompt", "trigger", "prefix", "suffix", "exclude", "max_words", "seed", "temperature", "thinking")
@@ -68,14 +68,7 @@ def _main_inputs():
             default="",
             tooltip="Asked in place of the style's question. Empty: the style's own.",
         ),
-        io.Int.Input(
-            "seed",
-            default=0,
-            min=0,
-            max=0xFFFFFFFFFFFFFFFF,
-            control_after_generate=True,
-            tooltip="Every picture is captioned with this seed, so its caption does not depend on the others.",
-        ),
+        seed_input("Every picture is captioned with this seed, so its caption does not depend on the others."),
     ]
 
 

@@ -5,7 +5,7 @@ from .api import CATEGORY, io, known, verdict
 from .clip import require_fastqwen
 from .enhance import LANGUAGES, MOST_VARIANTS, Wish, enhance, unchanged
 from .presets import LENGTHS, preset, preset_names
-from .reply_inputs import reply_inputs
+from .reply_inputs import reply_inputs, seed_input
 from .request import pictures
 
 
@@ -127,14 +127,7 @@ def _main_inputs():
             max=MOST_VARIANTS,
             tooltip="How many prompts to write. The second one is what the seed after this one gives, and so on.",
         ),
-        io.Int.Input(
-            "seed",
-            default=0,
-            min=0,
-            max=0xFFFFFFFFFFFFFFFF,
-            control_after_generate=True,
-            tooltip="The same seed with the same inputs gives the same prompt.",
-        ),
+        seed_input("The same seed with the same inputs gives the same prompt."),
     ]
 
 

@@ -44,7 +44,7 @@ class FastQwenModel(torch.nn.Module):
 
 
 class EnginePatcher(comfy.model_patcher.ModelPatcher):
-    """Answers ComfyUI's calls about an FastQwenModel. Its clones are made by ComfyUI and share the module."""
+    """Answers ComfyUI's calls about a FastQwenModel. Its clones are made by ComfyUI and share the module."""
 
     def make_room(self, reply):
         """Before a reply (engine.Reply): room for its keys and values, and the engine back if it was evicted."""

@@ -1,6 +1,13 @@
-"""Inputs that the nodes with several replies have in common."""
+"""Inputs that nodes have in common."""
 
 from .api import io, known
+
+
+def seed_input(tooltip):
+    """Any seed that ComfyUI's own samplers take, with their control after a run."""
+    return io.Int.Input(
+        "seed", default=0, min=0, max=0xFFFFFFFFFFFFFFFF, control_after_generate=True, tooltip=tooltip
+    )  # fmt: skip
 
 
 def reply_inputs(varied, max_length, each):

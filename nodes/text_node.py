@@ -4,6 +4,7 @@ from ..engine import MTP_CHOICES
 from . import host
 from .api import CATEGORY, io, known, verdict
 from .clip import require_fastqwen
+from .reply_inputs import seed_input
 from .request import CORE_FPS, SAMPLING_MODES, check_choices, request_from_inputs
 
 
@@ -106,14 +107,7 @@ def _sampling_inputs():
             step=0.01,
             tooltip="Above 1 makes tokens already written less likely; 1 changes nothing, 0 is refused.",
         ),
-        io.Int.Input(
-            "seed",
-            default=0,
-            min=0,
-            max=0xFFFFFFFFFFFFFFFF,
-            control_after_generate=True,
-            tooltip="The same seed with the same inputs gives the same text.",
-        ),
+        seed_input("The same seed with the same inputs gives the same text."),
         io.Float.Input(
             "presence_penalty",
             optional=True,
@@ -167,6 +161,12 @@ def _optional_inputs():
             tooltip="Writing ends before the first of these texts, one a line. \\n means a line break, \\t a tab.",
             advanced=True,
         ),
+        *_picture_inputs(),
+    ]
+
+
+def _picture_inputs():
+    return [
         io.Image.Input(
             "images",
             optional=True,

@@ -131,7 +131,10 @@ def test_lines_go_on_behind_a_line_that_was_cut_short(tmp_path):
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     assert [row["file_name"] for row in rows] == ["x/a.png", "c.png", "x/b.jpg", "x/b.png"]
     assert rows[0]["text"] == "mine" and run(planned, Lines(file), read, say).written == 0
-    assert run(planned, Lines(file, overwrite=True), read, say).written == 4
+    before = file.read_text("utf-8")
+    anew = Lines(file, overwrite=True)
+    assert file.read_text("utf-8") == before  # until there is something new
+    assert run(planned, anew, read, say).written == 4
 
 
 def test_a_disk_that_refuses_ends_the_run(tmp_path):
@@ -215,3 +218,10 @@ def test_progress_shows_images_a_second_and_the_time_left(capsys):
         bar(2, 10)
     shown = capsys.readouterr().err
     assert re.search(r"captions:\s+20%.* 2\.00/10\.0 \[00:04<00:1\d, .*(image/s|s/image)\]", shown), shown
+
+
+def test_a_file_of_lines_that_cannot_be_read_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00\n")
+    for path in (tmp_path, tmp_path / "binary.jsonl"):
+        with pytest.raises(FastQwenError, match="cannot be read"):
+            Lines(path)

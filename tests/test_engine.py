@@ -173,12 +173,29 @@ def test_keys_and_values_that_do_not_fit_are_refused_with_what_would(folder, mon
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_tokens": 0}, {"max_tokens": 1.5}, {"mtp": "7"}, {"stop": [""]}, {"seed": 1.5}, {"seed": None}],
+    [
+        {"max_tokens": 0}, {"max_tokens": 1.5}, {"mtp": "7"}, {"stop": [""]}, {"stop": 5}, {"seed": 1.5},
+        {"seed": None}, {"settings": {"top_k": 3}}, {"on_step": 5},
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_options_out_of_range_are_refused_in_one_sentence(engine, options):
     with pytest.raises(FastQwenError) as caught:
         engine.reply("x", **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"vram_budget": "5"}, {"quantize": "w3"}, {"prefix_cache_bytes": "1"}, {"draft_rows": "x"}, {"context": "9"},
+        {"kv": 5}, {"dtype": 3}, {"path": None}, {"path": ""},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_load_refuses_what_no_checkpoint_takes_in_one_sentence(folder, options):
+    with pytest.raises(FastQwenError, match="is|must be") as caught:
+        load(**{"path": folder, "device": "cpu"} | options)
     assert "\n" not in str(caught.value)
 
 

@@ -84,8 +84,9 @@ def test_what_is_transparent_shows_the_chosen_background(engine, tmp_path):
             found = engine.reply("x", images=[given], **options).embed()
             solid = torch.tensor(colour, dtype=torch.uint8).expand(16, 16, 3)
             assert torch.equal(found.spans[0][1], engine.reply("x", images=[solid]).embed().spans[0][1])
-    with pytest.raises(FastQwenError, match="image_background"):
-        engine.reply("x", images=[clear], image_background=(0, 0, 300))
+    for colour in ((0, 0, 300), (0, 0), 5, "red"):
+        with pytest.raises(FastQwenError, match="image_background"):
+            engine.reply("x", images=[clear], image_background=colour)
 
 
 def test_a_reply_ends_where_a_callback_says_so_between_images(engine):

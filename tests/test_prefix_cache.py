@@ -99,10 +99,13 @@ def test_settings_that_change_values_are_told_apart(engine, folder):
         assert written(engine, 40).report.cached_tokens == 0
         engine.trunk.kv = kv
         assert written(engine, 40).report.cached_tokens == 2 * CHUNK
+        engine.trunk.pass_kernels = False
+        assert written(engine, 40).report.cached_tokens == 0
+        engine.trunk.pass_kernels = True
         engine.trunk.chunk = 2 * CHUNK
         assert written(engine, 40).report.cached_tokens == 0
     finally:
-        engine.trunk.kv, engine.trunk.chunk = kv, CHUNK
+        engine.trunk.kv, engine.trunk.chunk, engine.trunk.pass_kernels = kv, CHUNK, True
 
 
 def test_what_stands_at_a_place_of_the_prompt_is_part_of_the_key():

@@ -104,3 +104,9 @@ def test_a_videos_times_are_tokens_of_the_text_before_it():
     assert [(found[s.start - 1 : s.start + 7].count(found[s.start]), s.rows, s.columns) for s in spans] == [
         (6, 2, 3)
     ] * 2
+
+
+@pytest.mark.parametrize("rates", [(0, 2.0), (24.0, "x"), ("24", 2.0), (float("nan"), 2.0), (True, 2.0)], ids=str)
+def test_a_frame_rate_that_is_no_number_above_0_is_refused(rates):
+    with pytest.raises(FastQwenError, match="a number above 0 is needed"):
+        sample(10, *rates)
