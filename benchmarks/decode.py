@@ -19,6 +19,7 @@ from ..engine.device_passes import DevicePasses
 from ..engine.host_drawn_passes import HostDrawnPasses
 from ..engine.sampling import SamplingSettings
 from ..engine.session import Session
+from ..kernels.launch import use_direct
 from ..kernels.sampling import supports
 from ..mtp.planner import Fixed, name
 from ..mtp.short_head import EXTRA, FEWEST, check_short_head
@@ -30,6 +31,7 @@ from .timing import provenance, read_ceiling
 
 MEASURED = (OFF, Tree.chain(1), Tree.chain(3), Tree.chain(5), Tree((7,)), Tree((1,) * 7))
 ROUNDS, WARM = 40, 6
+PROMPTS = 512, 2048  # tokens; each is one chunk
 SETTINGS = SamplingSettings(temperature=0.7, top_k=20, top_p=0.8, presence_penalty=1.5)
 
 
@@ -79,7 +81,7 @@ def bench(
         "verify_ms": times[Tree.chain(5)]["verify_ms"], "draft_first_ms": round(first, 3),
         "draft_level_ms": round(level, 3), "rounds": rows,
         "second_call_ms": round(_second_call(model, context), 2),
-        "prefill_ms": {str(tokens): round(_prefill(model, tokens), 1) for tokens in (512, 2048) if tokens <= capacity},
+        **_prompts(model),
     }  # fmt: skip
     if mtp.short is not None:
         summary["profiles_assume"] = "no draft is lost to the shortlist"
@@ -178,9 +180,27 @@ def _second_call(model, context):
     return 1e3 * median(found)
 
 
+def _prompts(model):
+    """Milliseconds of prompts of one chunk, launched by Triton and directly (kernels/launch.py)."""
+    found: dict[str, dict[str, float]] = {"prefill_ms": {}, "prefill_direct_ms": {}}
+    for tokens in PROMPTS:
+        fits = model.capacity >= tokens + 64
+        own = model if fits else DeviceModel(
+            model.trunk, model.head, capacity=tokens + 64, vocab=model.vocab, graphs=False
+        )  # fmt: skip
+        for key, direct in (("prefill_ms", False), ("prefill_direct_ms", True)):
+            before = use_direct(direct)
+            found[key][str(tokens)] = round(_prefill(own, tokens), 1)
+            use_direct(before)
+        if not fits:
+            own.release()
+    print("  " + ", ".join(f"{key} {value}" for key, value in found.items()), flush=True)
+    return found
+
+
 def _prefill(model, tokens):
     found = []
-    for _ in range(3):
+    for _ in range(5):
         session, passes = _passes(model, Tree.chain(1), tokens, 8)
         torch.cuda.synchronize()
         started = time.perf_counter()

@@ -25,12 +25,14 @@ Chunks start at multiples of the chunk's size from the first token given, and a 
 its chunk. Prompts and decode passes add up in different orders: their states agree to rounding.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .delta_decode import TAPS, Heads, Weights, supports
+from .launch import launch
 
 CHUNK = 64  # tokens; the grid on which a prompt may be cut without other bits in either form
 _EXACT_CHUNK = 32
@@ -62,8 +64,12 @@ def chunked(
     _check(wanted, torch.float32, contiguous=True)
     if not supports(heads):
         raise ValueError(f"{heads}: the kernels lack these head sizes; use delta_rule.chunked")
+    return _chunked(heads, state, q, k, v, g, beta, halves)
+
+
+def _chunked(heads, state, q, k, v, g, beta, halves=None):
     new_state, out = torch.empty_like(state), torch.empty_like(v)
-    if narrow:
+    if q.dtype == torch.float16:
         between = narrow_chunks(heads, q, k, g, beta)
         _narrow_walk(heads, (q, k, v), between, state, new_state, out)
     else:
@@ -85,11 +91,13 @@ def _exact(heads, inputs, state, new_state, out, halves):
     between += [v.new_empty(chunks, hv, dv, _EXACT_CHUNK)]
     sizes = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "CHUNK": _EXACT_CHUNK, "HALVES": halves}
     # Products of products keep a warp's rows together, and 32 rows are two warps' work; more would repeat it.
-    _kernels.chunk_kernel[(chunks, hv)](
+    launch(
+        _kernels.chunk_kernel, (chunks, hv),
         *inputs, *split, *between, tokens, chunks, PK=min(dk, _PIECE), PV=min(dv, _PIECE),
         PRECISION="tf32x3" if _nvidia(v.device) else "ieee", num_warps=2, **sizes,
     )  # fmt: skip
-    _kernels.walk_kernel[(hv, dv // columns)](
+    launch(
+        _kernels.walk_kernel, (hv, dv // columns),
         *split, *between, state, new_state, out, tokens, chunks,
         PV=columns, STAGES=walk_stages(v.device), num_warps=max(1, columns // 16), **sizes,
     )  # fmt: skip
@@ -102,7 +110,8 @@ def narrow_chunks(heads: Heads, q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -
 
     tokens, rows = len(q), (-(-len(q) // CHUNK), heads.value_heads, CHUNK)
     between = [g.new_empty(rows), g.new_empty(rows), q.new_empty(*rows, CHUNK), q.new_empty(*rows, CHUNK)]
-    _kernels.narrow_chunk_kernel[rows[:2]](
+    launch(
+        _kernels.narrow_chunk_kernel, rows[:2],
         q, k, g, beta, *between, tokens, HK=heads.key_heads, HV=heads.value_heads, DK=heads.key_dim, CHUNK=CHUNK,
         PACKED=_packed(q.device), num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
@@ -114,13 +123,15 @@ def _narrow_walk(heads, rows, between, state, new_state, out):
 
     hv, dv = heads.value_heads, heads.value_dim
     tokens, columns, device = len(out), min(dv, _COLUMNS), out.device
-    _kernels.narrow_walk_kernel[(hv, dv // columns)](
+    launch(
+        _kernels.narrow_walk_kernel, (hv, dv // columns),
         *rows, *between, state, new_state, out, tokens, len(between[0]), HK=heads.key_heads, HV=hv, DK=heads.key_dim,
         DV=dv, PV=columns, CHUNK=CHUNK, PACKED=_packed(device), STAGES=walk_stages(device),
         num_warps=max(1, columns // 16),
     )  # fmt: skip
 
 
+@functools.cache
 def walk_stages(device) -> int:
     """Chunks that are in use or on their way at once: three take 181 KiB of shared memory; with two, copies would start
     when the products are done and be waited for at once."""
@@ -133,6 +144,7 @@ def _nvidia(device) -> bool:
     return device.type == "cuda" and torch.version.hip is None
 
 
+@functools.cache
 def _packed(device) -> bool:
     """Whether the device has what kernels.narrowed calls PACKED."""
     return _nvidia(device) and torch.cuda.get_device_capability(device) >= (8, 6)
@@ -147,16 +159,15 @@ def prefill(
     window     compute dtype [3, C], the last committed columns, oldest first
     recurrent  float32 [Hv, dk, dv]
     narrow     the form of the rule; None: narrow on NVIDIA unless the compute dtype is float32
-    Returns (output [T, Hv * dv] in the compute dtype, new window, new recurrent state); the given ones are not changed.
+    Returns (output [T, Hv * dv] in the compute dtype, new window, which may lie in `qkv`, new recurrent state); the
+    given ones are not changed.
     Raises ValueError where a shape, dtype or stride does not fit.
     """
     from . import _delta_prefill_kernels as _kernels
 
     (qkv, z, b, a), heads = inputs, weights.heads
     hk, hv, dk, dv, tokens = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim, qkv.shape[0]
-    rows = {"qkv": (qkv, (tokens, heads.channels)), "z": (z, (tokens, hv * dv)), "b": (b, (tokens, hv))}
-    _check(rows | {"a": (a, (tokens, hv))}, qkv.dtype, contiguous=False)
-    _check({"window": (window, (TAPS - 1, heads.channels))}, qkv.dtype, contiguous=True)
+    _check_prompt(inputs, heads, window, recurrent)
     if qkv.dtype not in _DTYPES or tokens == 0:
         raise ValueError(f"at least one token in bf16, fp16 or fp32 is wanted, got {tokens} in {qkv.dtype}")
     narrow = (_nvidia(qkv.device) and qkv.dtype != torch.float32) if narrow is None else narrow
@@ -166,16 +177,46 @@ def prefill(
     )
     g, beta = (torch.empty(tokens, hv, device=qkv.device) for _ in range(2))
     blocks = -(-tokens // _ROWS)
-    _kernels.inputs_kernel[(blocks, 2 * hk + hv)](
+    launch(
+        _kernels.inputs_kernel, (blocks, 2 * hk + hv),
         qkv, qkv.stride(0), b, b.stride(0), a, a.stride(0), weights.taps, weights.rate, weights.dt_bias, window,
         q, k, v, g, beta, tokens, HK=hk, HV=hv, DK=dk, DV=dv, ROWS=_ROWS, num_warps=4,
     )  # fmt: skip
-    o, recurrent = chunked(recurrent, q, k, v, g, beta)
+    o, recurrent = _chunked(heads, recurrent, q, k, v, g, beta, _nvidia(qkv.device))
     out = qkv.new_empty(tokens, hv * dv)
-    _kernels.gated_norm_kernel[(blocks, hv)](
+    launch(
+        _kernels.gated_norm_kernel, (blocks, hv),
         o, z, z.stride(0), weights.norm, weights.eps, out, tokens, HV=hv, DV=dv, ROWS=_ROWS, num_warps=4
     )  # fmt: skip
-    return out, torch.cat([window, qkv[-(TAPS - 1) :]])[-(TAPS - 1) :].clone(), recurrent
+    columns = qkv[-(TAPS - 1) :]
+    if tokens < TAPS - 1:
+        columns = torch.cat([window, columns])[-(TAPS - 1) :]
+    return out, columns.contiguous(), recurrent
+
+
+def _check_prompt(inputs, heads, window, recurrent):
+    qkv, z, b, a = inputs
+    tokens, hv, dtype, device = qkv.shape[0], heads.value_heads, qkv.dtype, qkv.device
+    sizes, last = (heads.channels, hv * heads.value_dim, hv, hv), (TAPS - 1, heads.channels)
+    state = hv, heads.key_dim, heads.value_dim
+    if not supports(heads):
+        raise ValueError(f"{heads}: the kernels lack these head sizes; use delta_rule.chunked")
+    # All that is wanted, in few words: a short prompt waits for this. Where it fails, what follows says why.
+    if (
+        all(
+            x.shape == (tokens, size) and x.dtype == dtype and x.stride(1) == 1 and x.device == device
+            for x, size in zip(inputs, sizes, strict=True)
+        )
+        and window.shape == last and window.dtype == dtype and window.is_contiguous() and window.device == device
+        and recurrent.shape == state and recurrent.dtype == torch.float32 and recurrent.is_contiguous()
+        and recurrent.device == device
+    ):  # fmt: skip
+        return
+    names = zip(("qkv", "z", "b", "a"), inputs, sizes, strict=True)
+    _check({name: (x, (tokens, size)) for name, x, size in names}, dtype, contiguous=False)
+    _check({"window": (window, last)}, dtype, contiguous=True)
+    _check({"state": (recurrent, state)}, torch.float32, contiguous=True)
+    raise ValueError(f"window and state are on {window.device} and {recurrent.device}, qkv on {device}: use one device")
 
 
 def _check(wanted, dtype, contiguous):

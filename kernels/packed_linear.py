@@ -20,12 +20,14 @@ by shuffles; a matrix whose scales spread wider reads them from memory. 6 bits: 
 adding 1536 rounds it half to even at its integers. The portable form looks levels up or computes them, and uses tl.dot.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from . import float_linear
+from .launch import launch
 from .packed import Layout
 
 WINDOW = 32  # scale bytes whose levels are kept in registers
@@ -59,6 +61,11 @@ class PackedWeight:
     table: Tensor
     window: int
     table_of: Tensor | None = None
+
+    @functools.cached_property
+    def words(self) -> Tensor:
+        """The records as int32."""
+        return self.storage.view(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -158,12 +165,12 @@ def packed_linear(
     if plain is not None:
         float_linear.check(plain.x, plain.weight, None, plain.out)
         beside, plain_rows = (plain.x, plain.weight, plain.out), plain.weight.shape[0]
-        launch = float_linear.sum_launch(1, config.warps, plain.weight.dtype)
+        plain_launch = float_linear.sum_launch(1, config.warps, plain.weight.dtype)
     _kernels.packed_linear_kernel[(plain_rows + blocks,)](
         x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table, *behind, *beside,
         slabs, blocks, max(weight.window, 0), plain_rows,
         K=layout.columns, J=layout.record_columns // 64, WARPS=config.warps, WINDOW=weight.window >= 0,
-        EARLY=config.early, PLAIN=plain is not None, PLAIN_K=0 if plain is None else launch.block_k,
+        EARLY=config.early, PLAIN=plain is not None, PLAIN_K=0 if plain is None else plain_launch.block_k,
         DEPENDENT=dependent, num_warps=config.warps, **constants, **options,
     )  # fmt: skip
     return out
@@ -177,19 +184,22 @@ def unpack(weight: PackedWeight, slabs: Tensor, *, portable: bool = False) -> Te
     from . import _unpack_kernels as _kernels
 
     layout = weight.layout
-    out = torch.empty(slabs.numel() * 16, layout.columns, dtype=torch.int8, device=weight.storage.device)
+    count = slabs.shape[0]
+    out = torch.empty(count * 16, layout.columns, dtype=torch.int8, device=weight.storage.device)
     records = layout.columns // layout.record_columns
     tables = weight.table_of is not None
     table_of = weight.table_of if tables else weight.table
     if portable:
-        _kernels.unpack_kernel[(slabs.numel(), records)](
+        launch(
+            _kernels.unpack_kernel, (count, records),
             weight.storage, weight.table.view(torch.uint8), table_of, slabs, out,
             K=layout.columns, BITS=layout.bits, C=layout.record_columns, TABLES=tables, num_warps=4,
         )  # fmt: skip
         return out
     warps = 4
-    _kernels.unpack_records_kernel[(slabs.numel(), -(-records // warps))](
-        weight.storage.view(torch.int32), weight.table, table_of, slabs, out.view(torch.int32), max(weight.window, 0),
+    launch(
+        _kernels.unpack_records_kernel, (count, -(-records // warps)),
+        weight.words, weight.table, table_of, slabs, out.view(torch.int32), max(weight.window, 0),
         K=layout.columns, BITS=layout.bits, J=layout.record_columns // 64, WARPS=warps, WINDOW=weight.window >= 0,
         TABLES=tables, num_warps=warps,
     )  # fmt: skip

@@ -25,12 +25,14 @@ are subnormal in fp16 (2^-14 of the largest and less) add n 2^-25 127 of the lar
 time of that product and no conversion of keys, and an error like that of the keys' own rounding.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .attention_control import FLOATS, HEAD_DIMS, STORED, TILE, want
+from .launch import launch
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def prefill_attention(
     half = numbers.dtype == torch.bfloat16 and q.dtype == torch.bfloat16 and q.is_cuda
     scales = (keys.scales, values.scales) if int8 else (out, out)
     blocks = -(-tokens // config.rows)
-    _kernels.prefill_attention_kernel[(blocks * heads,)](
+    launch(
+        _kernels.prefill_attention_kernel, (blocks * heads,),
         q, numbers, values.numbers, *scales, out, start, tokens, slots, HEADS=heads, GROUP=heads // kv_heads, D=dim,
         M=config.rows, N=config.slots, KIND=tl.float16 if int8 else tl.bfloat16 if half else tl.float32,
         SPLIT_Q=int8 and q.dtype == torch.float32 and not int8_queries, INT8_QK=int8_queries,
@@ -101,6 +104,7 @@ def prefill_attention(
     return out
 
 
+@functools.cache
 def _config_on(device, stored, queries, dim):
     if device.type != "cuda":
         return Config(16, 16, 4, 1)  # the interpreter

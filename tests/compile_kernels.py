@@ -67,6 +67,7 @@ def prepare_variants(kernel, target):
         prepare_source(kernel, "alone", "bf16", 2048, 1, k=12288, swiglu=True, by_rows=True),
         alone | {"num_warps": 32},
     )
+    yield prepare_source(kernel, "alone", "bf16", 512, 1, k=4096, norm=True, normed=True, by_rows=True), alone
     if target.backend == "cuda":
         slots = {"num_warps": 4, "enable_fp_fusion": False}
         yield prepare_source(kernel, "slots", "bf16", 128, 17, k=17408, swiglu=True), slots
@@ -161,7 +162,7 @@ def attention_source(kernel, kind, constants):
     pointers = dict.fromkeys(("p_control", "p_counter"), "i32") | dict.fromkeys(("p_keys", "p_values"), kind)
     half = ("p_q", "p_gate", "p_out", "p_query_gate", "p_k", "p_v")
     types = {name: "*" + pointers.get(name, "bf16" if name in half else "fp32") for name in kernel.arg_names}
-    integers = ("slots", "max_parts", "gate_stride", "q_stride", "k_stride", "v_stride")
+    integers = ("start", "slots", "max_parts", "gate_stride", "q_stride", "k_stride", "v_stride")
     types |= dict.fromkeys(integers, "i32") | {"eps": "fp32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types[name] for name in kernel.arg_names}
     aligned = [(i,) for i, name in enumerate(signature) if types[name].startswith("*")]
@@ -193,6 +194,8 @@ def attention_variants(module, append, target):
         yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), wide
         rows = {"HEADS": heads, "KV_HEADS": 4, "D": dim, "HALF": 32, "MIXED": kind == "i8", "DEPENDENT": dependent}
         yield attention_source(append.append_kernel, kind, rows), options | {"enable_fp_fusion": False, "num_warps": 1}
+        rows.pop("DEPENDENT")
+        yield attention_source(append.append_prompt_kernel, kind, rows), {"enable_fp_fusion": False, "num_warps": 1}
 
 
 def prefill_variants(kernel, target):

@@ -95,23 +95,31 @@ class Projection:
         return scratch[None, :start]
 
     def _split(self, results):
-        return tuple(
-            part for (_, sizes), result in zip(self.matrices, results, strict=True) for part in result.split(sizes, -1)
-        )
+        parts: list[Tensor] = []
+        for (_, sizes), result in zip(self.matrices, results, strict=True):
+            parts += (result,) if len(sizes) == 1 else result.split_with_sizes(sizes, -1)
+        return tuple(parts)
 
     def _results(self, x, residual):
         """One tensor for each matrix."""
-        rows = x.reshape(-1, x.shape[-1])
-        added = None if residual is None else residual.reshape(rows.shape[0], -1)
+        rows, added = x, residual
+        if x.dim() != 2:
+            rows = x.reshape(-1, x.shape[-1])
+            added = None if residual is None else residual.reshape(rows.shape[0], -1)
         if self._by_kernel and rows.shape[0] <= SLOTS:  # a draft's row, or the last of a prompt: read packed bytes once
             results = self._decode(_in_slots(rows), rows.shape[0], None if added is None else _in_slots(added))
             return [result[: rows.shape[0]].reshape(*x.shape[:-1], -1) for result in results]
-        prepared = {rotated: self._prepare_rows(rows, rotated) for rotated in self._rotations}
-        plain = None
+        prepared, plain = {}, None
+        for rotated in self._rotations:
+            wanted = self._by_kernel and self._stores_normed and plain is None
+            normed = rows.new_empty(rows.shape) if wanted else None
+            prepared[rotated] = self._prepare_rows(rows, rotated, normed)
+            plain = normed.view(x.shape) if normed is not None else plain
         results: list[Tensor] = []
         for matrix, _ in self.matrices:
             if isinstance(matrix, PackedLinear):
-                result = matrix(*prepared[matrix.rotated], added, x.dtype).view(*x.shape[:-1], -1)
+                result = matrix(*prepared[matrix.rotated], added, x.dtype)
+                result = result if x.dim() == 2 else result.view(*x.shape[:-1], -1)
             else:
                 plain = self._prologue(x) if plain is None else plain
                 result = matrix(plain) if residual is None else residual + matrix(plain)
@@ -154,9 +162,9 @@ class Projection:
         following = self.matrices[index + 1][0]
         return isinstance(following, Linear) and following.by_kernel and following.weight.shape[0] <= FEW_ROWS
 
-    def _prepare_rows(self, rows, rotated):
+    def _prepare_rows(self, rows, rotated, normed=None):
         if self._by_kernel:
-            return prepare.prepare_many(rows.contiguous(), rotate=rotated, **self._prologue_arguments)
+            return prepare.prepare_many(rows.contiguous(), rotate=rotated, normed=normed, **self._prologue_arguments)
         return prepare.prepare_rows(rows, rotate=rotated, **self._prologue_arguments)
 
     def _plain_rows(self, x, rows):
