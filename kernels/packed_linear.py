@@ -10,7 +10,9 @@ split of K over warps, or the form of the kernel below.
 
 The kernel is persistent: a block of WARPS warps walks every GRID-th slab of 16 rows. Warp w owns a contiguous range of
 the slab's records and has its next record in flight while it works on the current one, across slabs too. The weights
-are the 16-row operand of the matrix unit and the eight activations its 8-column operand.
+are the 16-row operand of the matrix unit and the eight activations its 8-column operand. Where a last turn would leave
+most blocks idle, its slabs are cut along K instead and all blocks share them: those parts come first, add their
+integers up in memory, and the one that comes last finishes the slab, while other blocks keep the memory busy.
 
 On NVIDIA a 4-bit group is decoded by byte permutes: its 16 levels are 16 bytes of magnitudes, the negative ones first.
 `prmt` returns the sign bit of the byte it selects (0 for a magnitude) where a selector's top bit is set, so one permute
@@ -86,6 +88,8 @@ class Config:
 
     warps   of a block, along K
     blocks  at most; each walks every blocks-th slab
+    parts   that the slabs of the last turn are cut into along K, where they are fewer than blocks: else most blocks
+            would be idle while those few are worked on, one record of a warp after the other; 1: uncut
     early   the next record's loads are held at the top of the loop, at the price of registers: 128 where the compiler
             would take 82 to 122 and move them behind half of the products
     """
@@ -94,6 +98,32 @@ class Config:
     blocks: int
     early: bool
     registers: int | None = None  # at most, for one more block a multiprocessor; None: as many as the compiler takes
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Where the parts of a slab meet: zeros before a launch and after it. Of one matrix, or of launches in turn.
+
+    sums    int32 [S, 4, 32], counts int32 [S], for the S slabs that `cut_slabs` counts
+    """
+
+    sums: Tensor
+    counts: Tensor
+
+
+def cut_slabs(layout: Layout, config: Config) -> int:
+    """How many slabs a launch cuts into parts: those of its last turn that are no full one."""
+    return layout.rows // 16 % config.blocks if config.parts > 1 else 0
+
+
+def new_joint(layout: Layout, config: Config, device: torch.device) -> Joint | None:
+    """What a launch with `config` needs, or None if it cuts nothing."""
+    slabs = cut_slabs(layout, config)
+    if not slabs:
+        return None
+    zeros = torch.zeros(slabs * 129, dtype=torch.int32, device=device)
+    return Joint(zeros[: slabs * 128], zeros[slabs * 128 :])
 
 
 def magnitude_table(levels: Tensor) -> Tensor:
@@ -124,6 +154,7 @@ def packed_linear(
     plain: PlainRows | None = None,
     out: Tensor,
     config: Config,
+    joint: Joint | None = None,
     portable: bool = False,
     dependent: bool = False,
 ) -> Tensor:
@@ -134,6 +165,7 @@ def packed_linear(
     out        [8, N] contiguous, bf16 or fp32
     plain      a few plain rows beside it (not with `portable`)
     config     changes the time, never the bits of the packed rows
+    joint      new_joint() of this layout and config (not with `portable`)
     portable   the form for every backend; the other one is for NVIDIA
     dependent  launched as a programmatic dependent of the kernel before it
     """
@@ -160,17 +192,22 @@ def packed_linear(
         options["launch_pdl"] = True
     if config.registers is not None:
         options["maxnreg"] = config.registers
-    blocks, plain_rows = min(config.blocks, slabs), 0
+    cut = cut_slabs(layout, config)
+    if cut and (joint is None or joint.counts.numel() != cut):
+        raise ValueError(f"{cut} slabs are cut into parts: give new_joint() of this layout and config")
+    whole = slabs - cut
+    blocks, plain_rows = min(config.blocks, whole + cut * config.parts), 0
     beside = (out, out, out)
     if plain is not None:
         float_linear.check(plain.x, plain.weight, None, plain.out)
         beside, plain_rows = (plain.x, plain.weight, plain.out), plain.weight.shape[0]
         plain_launch = float_linear.sum_launch(1, config.warps, plain.weight.dtype)
+    meet = (table_of, table_of) if not cut else (joint.sums, joint.counts)
     _kernels.packed_linear_kernel[(plain_rows + blocks,)](
-        x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table, *behind, *beside,
-        slabs, blocks, max(weight.window, 0), plain_rows,
+        x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table, *behind, *beside, *meet,
+        slabs, blocks, whole, config.parts, max(weight.window, 0), plain_rows,
         K=layout.columns, J=layout.record_columns // 64, WARPS=config.warps, WINDOW=weight.window >= 0,
-        EARLY=config.early, PLAIN=plain is not None, PLAIN_K=0 if plain is None else plain_launch.block_k,
+        EARLY=config.early, CUT=cut > 0, PLAIN=plain is not None, PLAIN_K=0 if plain is None else plain_launch.block_k,
         DEPENDENT=dependent, num_warps=config.warps, **constants, **options,
     )  # fmt: skip
     return out

@@ -83,6 +83,7 @@ def packed_source(kernel, **constants):
     pointers = {"p_x": "i32", "p_x_scale": "fp32", "p_weights": "i32", "p_table": "i32", "p_channel_scale": "fp32"}
     pointers |= {"p_table_of": "i32", "p_residual": "bf16", "p_out": "bf16", "p_slabs": "i32"}
     pointers |= {"p_plain_x": "bf16", "p_plain": "bf16", "p_plain_out": "bf16"}
+    pointers |= {"p_sums": "i32", "p_counts": "i32"}
     if "C" in constants:  # the portable form and unpacking read bytes
         pointers |= {"p_x": "i8", "p_weights": "u8", "p_table": "u8"}
     if "p_slabs" in kernel.arg_names:  # unpacking writes the grid, as bytes or as words of four
@@ -110,7 +111,8 @@ def packed_variants(module, target):
             shape = {"WARPS": 4, "J": columns // 64, "WINDOW": window, "TABLES": bits == 4 and window}
             # Of 4 bits' two widths with and without a window, every pair of choices and not every triple.
             for early in (False, True) if bits > 4 else ((columns == 256) == window,):
-                flags = {"RESIDUAL": early, "EARLY": early, "PLAIN": not early, "PLAIN_K": 1024, "DEPENDENT": dependent}
+                flags = {"RESIDUAL": early, "EARLY": early, "CUT": not early, "PLAIN": not early, "PLAIN_K": 1024}
+                flags |= {"DEPENDENT": dependent}
                 yield packed_source(module.packed_linear_kernel, **common, **shape, **flags), options
             yield packed_source(unpacking.unpack_records_kernel, **common, **shape), {"num_warps": 4}
 

@@ -77,7 +77,9 @@ class RecordLinear(PackedLinear):
         # The other form is NVIDIA's own instructions; ROCm and Triton's interpreter run the portable one.
         self._portable = device.type != "cuda" or torch.version.hip is not None
         processors = 8 if self._portable else torch.cuda.get_device_properties(device).multi_processor_count
-        self._configs = [packed_linear.launch_config(weight.layout, processors, beside) for beside in (False, True)]
+        configs = [packed_linear.launch_config(weight.layout, processors, beside) for beside in (False, True)]
+        joints = [None if self._portable else packed_linear.new_joint(weight.layout, c, device) for c in configs]
+        self._launches = list(zip(configs, joints, strict=True))  # alone, and with plain rows beside it
 
     @classmethod
     def of(cls, group: Sequence[StoredLayer], device: torch.device) -> "RecordLinear":
@@ -129,8 +131,9 @@ class RecordLinear(PackedLinear):
         """
         if out is None:
             out = torch.empty(8, self.weight.layout.rows, dtype=dtype, device=x8.device)
+        config, joint = self._launches[plain is not None]
         return packed_linear.packed_linear(
-            x8, x_scale, self.weight, residual=residual, plain=plain, out=out, config=self._configs[plain is not None],
+            x8, x_scale, self.weight, residual=residual, plain=plain, out=out, config=config, joint=joint,
             portable=self._portable, dependent=dependent_launch(x8.device),
         )  # fmt: skip
 
