@@ -171,10 +171,7 @@ def packed_linear_kernel(
 
     zero = tl.zeros((T,), tl.int32)
     first = zero + first_scale
-    t0 = zero
-    t1 = zero
-    t2 = zero
-    t3 = zero
+    t0, t1, t2, t3 = zero, zero, zero, zero
     p_levels = p_table
     if BITS == 4 and WINDOW and not TABLES:
         t0, t1, t2, t3 = words4(p_levels + (first_scale + lane) * 4)
@@ -194,14 +191,8 @@ def packed_linear_kernel(
     for index in tl.range(program, jobs, step):
         slab, first_record, end, turns = _job(index, warp, whole, parts, cut_jobs, records, WARPS, CUT)
         next_slab, _, _, _ = _job(index + step, warp, whole, parts, cut_jobs, records, WARPS, CUT)
-        p0 = zero
-        p1 = zero
-        p2 = zero
-        p3 = zero
-        n0 = zero
-        n1 = zero
-        n2 = zero
-        n3 = zero
+        p0, p1, p2, p3 = zero, zero, zero, zero
+        n0, n1, n2, n3 = zero, zero, zero, zero
         # The scales that the end of a slab needs come from memory: they are asked for a slab ahead. A residual lies in
         # the L2 and is not: its addresses would take the registers that keep records in flight.
         row = slab * 16 + o_out // 4
