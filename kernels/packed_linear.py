@@ -31,6 +31,7 @@ from torch import Tensor
 from . import float_linear
 from .packed import Layout
 
+_MOST_PARTS = 5  # of a slab
 WINDOW = 32  # scale bytes whose levels are kept in registers
 
 
@@ -249,12 +250,25 @@ def launch_config(layout: Layout, multiprocessors: int, beside: bool = False) ->
         return Config(8 if layout.rows <= 4096 else 4, layout.rows, True)  # a block for each slab
     if layout.rows <= 4096:
         return Config(8, layout.rows, layout.columns <= 4096)
-    if layout.rows > 32768:
-        return Config(2, 8 * multiprocessors, False)
-    all_at_once = 10240 < layout.rows <= 16 * 8 * multiprocessors  # with two warps on each slab
+    slabs = layout.rows // 16
+    all_at_once = 640 < slabs <= 8 * multiprocessors  # with two warps on each slab
     if all_at_once and not (beside and layout.columns > 4096):
         return Config(2, 9 * multiprocessors, False, registers=112)
-    return Config(4, 4 * multiprocessors, layout.columns <= 4096)
+    if slabs > 64 * multiprocessors:  # an output head: its last turn is a small part of it
+        return Config(2, 8 * multiprocessors, False)
+    found = [Config(4, 4 * multiprocessors, layout.columns <= 4096)]
+    found += [Config(4, 4 * multiprocessors, False, parts=parts) for parts in range(2, _MOST_PARTS + 1)]
+    if not beside:
+        found += [Config(2, 8 * multiprocessors, False, parts=parts) for parts in range(1, _MOST_PARTS + 1)]
+    return min(found, key=lambda config: record_turns(layout, config))
+
+
+def record_turns(layout: Layout, config: Config) -> int:
+    """How many records the busiest warp reads one after the other."""
+    records, slabs = layout.columns // layout.record_columns, layout.rows // 16
+    cut = cut_slabs(layout, config)
+    whole = -(-(slabs - cut) // config.blocks) * -(-records // config.warps)
+    return whole + -(-cut * config.parts // config.blocks) * -(-(-(-records // config.parts)) // config.warps)
 
 
 def _check(x8, x_scale, weight, residual, out):
