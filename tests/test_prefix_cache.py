@@ -4,6 +4,7 @@ import pytest
 import tiny
 import torch
 from fastqwen.engine import GREEDY, SamplingSettings, load
+from fastqwen.engine.media import fingerprints
 from fastqwen.engine.prefix_cache import Entry, PrefixCache, PromptReuse
 from fastqwen.engine.session import Session
 from fastqwen.mtp.head_drafts import HeadDrafts
@@ -115,6 +116,21 @@ def test_what_stands_at_a_place_of_the_prompt_is_part_of_the_key():
     assert key([(1, "cat")], 0) != key([(1, "dog")], 0) != key([], 0)
     assert key([(1, "cat")], 4) == key([(1, "dog")], 4)  # the entry before it has it already
     assert key([(1, "cat")], 0) != key([(2, "cat")], 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
+def test_rows_of_pictures_have_equal_fingerprints_only_where_they_are_equal(dtype):
+    rows = (torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
+    rows[7] = rows[3]
+    whole = fingerprints(rows)
+    prints = [whole[16 * row : 16 * row + 16] for row in range(40)]
+    assert len(whole) == 16 * 40 and len(set(prints)) == 39 and prints[7] == prints[3]
+    assert fingerprints(rows.T.contiguous().T) == whole
+    # Sign bits of two values, and two words that change places: sums that are not random would not see them.
+    signs, moved = rows.clone(), rows.clone()
+    signs[0, [5, 9]] = -signs[0, [5, 9]]
+    moved[0, [2, 3, 4, 5]] = moved[0, [4, 5, 2, 3]]
+    assert len({fingerprints(some[:1]) for some in (rows, signs, moved)}) == 3
 
 
 def test_an_entry_without_the_heads_rows_is_completed_by_a_reply_that_drafts(engine, plain):
