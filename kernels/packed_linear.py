@@ -267,8 +267,9 @@ def record_turns(layout: Layout, config: Config) -> int:
     """How many records the busiest warp reads one after the other."""
     records, slabs = layout.columns // layout.record_columns, layout.rows // 16
     cut = cut_slabs(layout, config)
-    whole = -(-(slabs - cut) // config.blocks) * -(-records // config.warps)
-    return whole + -(-cut * config.parts // config.blocks) * -(-(-(-records // config.parts)) // config.warps)
+    of_part = -(-records // config.parts)
+    whole, parts = (-(-count // config.blocks) for count in (slabs - cut, cut * config.parts))
+    return whole * -(-records // config.warps) + parts * -(-of_part // config.warps)
 
 
 def _check(x8, x_scale, weight, residual, out):
