@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import delta_decode, delta_prefill, delta_rule
+from ..kernels.read_ahead import ReadAhead
 from ..kernels.rows import SLOTS, check_path
 from ..weights.backend import dependent_launch
 
@@ -108,10 +109,11 @@ class KernelState(DeltaNetState):
         dtype: torch.dtype,
         device: torch.device,
         scratch: dict[delta_decode.Heads, Tensor] | None = None,
+        ahead: ReadAhead | None = None,
     ):
-        """scratch: shared by layers whose passes run one after another; filled here."""
+        """scratch: shared by layers whose passes run one after another; filled here. ahead: what is read behind."""
         super().__init__()
-        self._weights = weights
+        self._weights, self._ahead = weights, ahead
         scratch = {} if scratch is None else scratch
         if weights.heads not in scratch:
             scratch[weights.heads] = delta_decode.allocate_steps(weights.heads, device)
@@ -140,7 +142,7 @@ class KernelState(DeltaNetState):
         out = inputs[0].new_empty(SLOTS, heads.value_heads * heads.value_dim)
         return delta_decode.delta_decode(
             inputs, self._weights, self._state, control=control, steps=self._steps, out=out,
-            dependent=dependent_launch(device),
+            dependent=dependent_launch(device), ahead=self._ahead,
         )  # fmt: skip
 
     def adopt(self, buffer: int, pending: Sequence[int]):
