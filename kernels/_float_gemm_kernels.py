@@ -3,7 +3,17 @@
 import triton
 import triton.language as tl
 
-from ._float_linear_kernels import _dot
+
+@triton.jit
+def _dot(x, w, acc):
+    if _INTERPRETED:
+        return tl.dot(x.to(tl.float32), w.to(tl.float32), acc)
+    else:
+        return tl.dot(x, w, acc, input_precision="ieee")
+
+
+# Triton's interpreter multiplies bf16 by its bits.
+_INTERPRETED = tl.constexpr(not isinstance(_dot, triton.JITFunction))
 
 
 @triton.jit(do_not_specialize=["rows"])

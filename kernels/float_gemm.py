@@ -47,6 +47,6 @@ def float_gemm(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tenso
     launch(
         _kernels.float_gemm_kernel, (-(-rows // ROWS), -(-columns // _COLUMNS)),
         x, weight, out, rows, columns, x.stride(0), K=k, BLOCK_R=ROWS, BLOCK_N=_COLUMNS, BLOCK_K=block_k,
-        num_warps=4, num_stages=3,  # 60 KiB of shared memory, which every GPU has
+        num_warps=4, num_stages=4,  # 60 KiB of shared memory, which every GPU has
     )  # fmt: skip
     return out
