@@ -19,6 +19,7 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from ..kernels.rows import SLOTS
@@ -110,10 +111,12 @@ class PromptReuse:
         needed = sum(map(bytes_for, (rows, recurrent, head or ())))
         if not self.cache.make_room(needed, self._chain):
             return None
-        entry = Entry(
-            state.length, Kept(rows), Kept(recurrent), None if head is None else Kept(head), state.next_position,
-            seconds, tokens, extra=state.length % self.chunk != 0,
-        )  # fmt: skip
+        try:
+            kept = Kept(rows), Kept(recurrent), None if head is None else Kept(head)
+        except torch.OutOfMemoryError:  # copies are put together on the GPU; the prompt is read without them
+            return None
+        extra = state.length % self.chunk != 0
+        entry = Entry(state.length, *kept, state.next_position, seconds, tokens, extra)
         return entry if self.cache.add(self.settings, self._prompt, self._chain, entry) else None
 
     def _may_end(self, end):
