@@ -19,7 +19,6 @@ from ..engine.device_passes import DevicePasses
 from ..engine.host_drawn_passes import HostDrawnPasses
 from ..engine.sampling import SamplingSettings
 from ..engine.session import Session
-from ..kernels.launch import use_direct
 from ..kernels.sampling import supports
 from ..mtp.planner import Fixed, name
 from ..mtp.short_head import EXTRA, FEWEST, check_short_head
@@ -81,7 +80,7 @@ def bench(
         "verify_ms": times[Tree.chain(5)]["verify_ms"], "draft_first_ms": round(first, 3),
         "draft_level_ms": round(level, 3), "rounds": rows,
         "second_call_ms": round(_second_call(model, context), 2),
-        **_prompts(model),
+        "prefill_ms": _prompts(model),
     }  # fmt: skip
     if mtp.short is not None:
         summary["profiles_assume"] = "no draft is lost to the shortlist"
@@ -181,20 +180,17 @@ def _second_call(model, context):
 
 
 def _prompts(model):
-    """Milliseconds of prompts of one chunk, launched by Triton and directly (kernels/launch.py)."""
-    found: dict[str, dict[str, float]] = {"prefill_ms": {}, "prefill_direct_ms": {}}
+    """Milliseconds of prompts of one chunk."""
+    found: dict[str, float] = {}
     for tokens in PROMPTS:
         fits = model.capacity >= tokens + 64
         own = model if fits else DeviceModel(
             model.trunk, model.head, capacity=tokens + 64, vocab=model.vocab, graphs=False
         )  # fmt: skip
-        for key, direct in (("prefill_ms", False), ("prefill_direct_ms", True)):
-            before = use_direct(direct)
-            found[key][str(tokens)] = round(_prefill(own, tokens), 1)
-            use_direct(before)
+        found[str(tokens)] = round(_prefill(own, tokens), 1)
         if not fits:
             own.release()
-    print("  " + ", ".join(f"{key} {value}" for key, value in found.items()), flush=True)
+    print("  prefill_ms " + ", ".join(f"{tokens} {ms}" for tokens, ms in found.items()), flush=True)
     return found
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .attention_control import FLOATS, check_cache, want
-from .launch import launch
 from .rows import SLOTS
 
 
@@ -80,8 +79,7 @@ def append_prompt(
         raise ValueError(f"rows {start}..{start + tokens - 1} do not lie in a cache of {slots} slots")
     _check_append(projected, norms, rotary, keys, values, None, q)
     scales = (keys.scales, values.scales) if keys.scales is not None else (norms[0], norms[0])
-    launch(
-        _kernels.append_prompt_kernel, (tokens, kv_heads + heads),
+    _kernels.append_prompt_kernel[(tokens, kv_heads + heads)](
         query_gate, k, v, *norms, *rotary, keys.numbers, values.numbers, *scales, q,
         query_gate.stride(0), k.stride(0), v.stride(0), start, slots, eps, HEADS=heads, KV_HEADS=kv_heads, D=dim,
         HALF=half, MIXED=keys.scales is not None, num_warps=1, enable_fp_fusion=False,

@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from .delta_decode import TAPS, Heads, Weights, supports
-from .launch import launch
 
 CHUNK = 64  # tokens; the grid on which a prompt may be cut without other bits in either form
 _EXACT_CHUNK = 32
@@ -91,13 +90,11 @@ def _exact(heads, inputs, state, new_state, out, halves):
     between += [v.new_empty(chunks, hv, dv, _EXACT_CHUNK)]
     sizes = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "CHUNK": _EXACT_CHUNK, "HALVES": halves}
     # Products of products keep a warp's rows together, and 32 rows are two warps' work; more would repeat it.
-    launch(
-        _kernels.chunk_kernel, (chunks, hv),
+    _kernels.chunk_kernel[(chunks, hv)](
         *inputs, *split, *between, tokens, chunks, PK=min(dk, _PIECE), PV=min(dv, _PIECE),
         PRECISION="tf32x3" if _nvidia(v.device) else "ieee", num_warps=2, **sizes,
     )  # fmt: skip
-    launch(
-        _kernels.walk_kernel, (hv, dv // columns),
+    _kernels.walk_kernel[(hv, dv // columns)](
         *split, *between, state, new_state, out, tokens, chunks,
         PV=columns, STAGES=walk_stages(v.device), num_warps=max(1, columns // 16), **sizes,
     )  # fmt: skip
@@ -110,8 +107,7 @@ def narrow_chunks(heads: Heads, q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -
 
     tokens, rows = len(q), (-(-len(q) // CHUNK), heads.value_heads, CHUNK)
     between = [g.new_empty(rows), g.new_empty(rows), q.new_empty(*rows, CHUNK), q.new_empty(*rows, CHUNK)]
-    launch(
-        _kernels.narrow_chunk_kernel, rows[:2],
+    _kernels.narrow_chunk_kernel[rows[:2]](
         q, k, g, beta, *between, tokens, HK=heads.key_heads, HV=heads.value_heads, DK=heads.key_dim, CHUNK=CHUNK,
         PACKED=_packed(q.device), num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
@@ -123,8 +119,7 @@ def _narrow_walk(heads, rows, between, state, new_state, out):
 
     hv, dv = heads.value_heads, heads.value_dim
     tokens, columns, device = len(out), min(dv, _COLUMNS), out.device
-    launch(
-        _kernels.narrow_walk_kernel, (hv, dv // columns),
+    _kernels.narrow_walk_kernel[(hv, dv // columns)](
         *rows, *between, state, new_state, out, tokens, len(between[0]), HK=heads.key_heads, HV=hv, DK=heads.key_dim,
         DV=dv, PV=columns, CHUNK=CHUNK, PACKED=_packed(device), STAGES=walk_stages(device),
         num_warps=max(1, columns // 16),
@@ -177,15 +172,13 @@ def prefill(
     )
     g, beta = (torch.empty(tokens, hv, device=qkv.device) for _ in range(2))
     blocks = -(-tokens // _ROWS)
-    launch(
-        _kernels.inputs_kernel, (blocks, 2 * hk + hv),
+    _kernels.inputs_kernel[(blocks, 2 * hk + hv)](
         qkv, qkv.stride(0), b, b.stride(0), a, a.stride(0), weights.taps, weights.rate, weights.dt_bias, window,
         q, k, v, g, beta, tokens, HK=hk, HV=hv, DK=dk, DV=dv, ROWS=_ROWS, num_warps=4,
     )  # fmt: skip
     o, recurrent = _chunked(heads, recurrent, q, k, v, g, beta, _nvidia(qkv.device))
     out = qkv.new_empty(tokens, hv * dv)
-    launch(
-        _kernels.gated_norm_kernel, (blocks, hv),
+    _kernels.gated_norm_kernel[(blocks, hv)](
         o, z, z.stride(0), weights.norm, weights.eps, out, tokens, HV=hv, DV=dv, ROWS=_ROWS, num_warps=4
     )  # fmt: skip
     columns = qkv[-(TAPS - 1) :]

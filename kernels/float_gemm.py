@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from .float_linear import why_not
-from .launch import launch
 
 ROWS = 16  # of a tile: 2048 rows of a prompt occupy 128 multiprocessors
 _COLUMNS = 64
@@ -44,8 +43,7 @@ def float_gemm(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tenso
     if not x.device == weight.device == out.device:
         raise ValueError(f"x, weight and out are on {x.device}, {weight.device} and {out.device}: use one device")
     block_k = 128 if k % 128 == 0 and x.dtype != torch.float32 else 64
-    launch(
-        _kernels.float_gemm_kernel, (-(-rows // ROWS), -(-columns // _COLUMNS)),
+    _kernels.float_gemm_kernel[(-(-rows // ROWS), -(-columns // _COLUMNS))](
         x, weight, out, rows, columns, x.stride(0), K=k, BLOCK_R=ROWS, BLOCK_N=_COLUMNS, BLOCK_K=block_k,
         num_warps=4, num_stages=4,  # 60 KiB of shared memory, which every GPU has
     )  # fmt: skip

@@ -14,8 +14,6 @@ import functools
 import torch
 from torch import Tensor
 
-from .launch import launch
-
 _OUT = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -44,8 +42,7 @@ def int8_gemm(
     columns = grid.shape[0]
     block_r, block_n, block_k, warps, stages = config or _config_on(x8.device, rows, columns)
     programs = -(-rows // block_r) * -(-columns // block_n)
-    launch(
-        _kernels.int8_gemm_kernel, (programs,),
+    _kernels.int8_gemm_kernel[(programs,)](
         x8, x_scale, grid, channel_scale, out if residual is None else residual, out, rows, columns, out.stride(0),
         K=k, BLOCK_R=block_r, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=8, RESIDUAL=residual is not None,
         num_warps=warps, num_stages=stages, enable_fp_fusion=False,  # products and sum are rounded each by contract

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from . import float_linear
-from .launch import launch
 from .packed import Layout
 
 WINDOW = 32  # scale bytes whose levels are kept in registers
@@ -190,15 +189,13 @@ def unpack(weight: PackedWeight, slabs: Tensor, *, portable: bool = False) -> Te
     tables = weight.table_of is not None
     table_of = weight.table_of if tables else weight.table
     if portable:
-        launch(
-            _kernels.unpack_kernel, (count, records),
+        _kernels.unpack_kernel[(count, records)](
             weight.storage, weight.table.view(torch.uint8), table_of, slabs, out,
             K=layout.columns, BITS=layout.bits, C=layout.record_columns, TABLES=tables, num_warps=4,
         )  # fmt: skip
         return out
     warps = 4
-    launch(
-        _kernels.unpack_records_kernel, (count, -(-records // warps)),
+    _kernels.unpack_records_kernel[(count, -(-records // warps))](
         weight.words, weight.table, table_of, slabs, out.view(torch.int32), max(weight.window, 0),
         K=layout.columns, BITS=layout.bits, J=layout.record_columns // 64, WARPS=warps, WINDOW=weight.window >= 0,
         TABLES=tables, num_warps=warps,

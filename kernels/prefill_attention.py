@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from .attention_control import FLOATS, HEAD_DIMS, STORED, TILE, want
-from .launch import launch
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,7 @@ def prefill_attention(
     half = numbers.dtype == torch.bfloat16 and q.dtype == torch.bfloat16 and q.is_cuda
     scales = (keys.scales, values.scales) if int8 else (out, out)
     blocks = -(-tokens // config.rows)
-    launch(
-        _kernels.prefill_attention_kernel, (blocks * heads,),
+    _kernels.prefill_attention_kernel[(blocks * heads,)](
         q, numbers, values.numbers, *scales, out, start, tokens, slots, HEADS=heads, GROUP=heads // kv_heads, D=dim,
         M=config.rows, N=config.slots, KIND=tl.float16 if int8 else tl.bfloat16 if half else tl.float32,
         SPLIT_Q=int8 and q.dtype == torch.float32 and not int8_queries, INT8_QK=int8_queries,

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .launch import launch
 from .rotation import BLOCK, rotate_exactly
 from .rows import SLOTS
 
@@ -241,8 +240,7 @@ def prepare_many(
     x8 = torch.empty(rows, k, dtype=torch.int8, device=x.device)
     x_scale = torch.empty(rows, device=x.device)
     threads = _power_of_two(k // 8)
-    launch(
-        _kernels.prepare_kernel, (rows, 1),
+    _kernels.prepare_kernel[(rows, 1)](
         x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps, x8, x_scale,
         x if normed is None else normed, x8, x_scale,
         K=k, THREADS=max(32, threads), PARTS=1, SLOTS=False, CLUSTER=False, SWIGLU=swiglu, NORM=norm is not None,

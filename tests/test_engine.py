@@ -199,13 +199,13 @@ def test_load_refuses_what_no_checkpoint_takes_in_one_sentence(folder, options):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="threads matter on a CPU only")
 def test_times_of_passes_whose_draws_the_host_makes_are_kept_apart(engine):
     """Such a draw is part of a verify pass: for other settings it would look slow, and drafts dear."""
     costs = [engine._planner(SamplingSettings(top_k=top_k)).costs for top_k in (20, 40, 0, 1000)]
     assert costs[0] is costs[1] is engine._planner(GREEDY).costs and costs[2] is costs[3] is not costs[0]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="threads matter on a CPU only")
 def test_changed_thread_count_is_said(engine):
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)

@@ -5,6 +5,7 @@ import tiny
 import torch
 from fastqwen.engine import GREEDY, SamplingSettings, load
 from fastqwen.engine.kept import Kept
+from fastqwen.engine.media import fingerprints
 from fastqwen.engine.prefix_cache import Entry, PrefixCache, Prompt
 from fastqwen.engine.prompt_reuse import PromptReuse
 from fastqwen.engine.session import Session
@@ -116,6 +117,21 @@ def test_what_stands_at_a_place_of_the_prompt_is_part_of_the_key():
     assert cat.part(4, 8) == dog.part(4, 8)  # the entry before it has it already
     assert cat.part(0, 4) != later.part(0, 4)
     assert (cat.shared(cat), cat.shared(dog), cat.shared(later)) == (8, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
+def test_rows_of_pictures_have_equal_fingerprints_only_where_they_are_equal(dtype):
+    rows = (torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
+    rows[7] = rows[3]
+    whole = fingerprints(rows)
+    prints = [whole[16 * row : 16 * row + 16] for row in range(40)]
+    assert len(whole) == 16 * 40 and len(set(prints)) == 39 and prints[7] == prints[3]
+    assert fingerprints(rows.T.contiguous().T) == whole
+    # Sign bits of two values, and two words that change places: sums that are not random would not see them.
+    signs, moved = rows.clone(), rows.clone()
+    signs[0, [5, 9]] = -signs[0, [5, 9]]
+    moved[0, [2, 3, 4, 5]] = moved[0, [4, 5, 2, 3]]
+    assert len({fingerprints(some[:1]) for some in (rows, signs, moved)}) == 3
 
 
 def test_an_entry_without_the_heads_rows_is_completed_by_a_reply_that_drafts(engine, plain):

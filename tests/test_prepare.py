@@ -274,7 +274,7 @@ def test_kernel_prepares_any_number_of_rows_each_as_if_alone(rows, prologue):
 @needs_triton
 def test_many_rows_are_normed_to_the_bits_of_a_decode_pass_in_one_block():
     x, options = case(768, "norm", device=DEVICE)
-    out = module.prepare(x, poisoned(768, Plan("alone", 1, 3), normed=x.dtype), **options)
+    out = module.prepare(x, poisoned(768, forms(768)[0], normed=x.dtype), **options)
     rows = torch.full((16, 768), float("nan"), dtype=x.dtype, device=DEVICE)
     module.prepare_many(x.repeat(2, 1), normed=rows, **options)
     assert torch.equal(rows.nan_to_num(7), out.normed.repeat(2, 1).nan_to_num(7))
