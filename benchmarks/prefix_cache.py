@@ -3,7 +3,8 @@
 Random weights of a real size. First it is checked that a prompt leaves the same bits wherever its passes end, and found
 in the cache or not. Then milliseconds to the first token of a 600-token system prompt with 60 tokens behind it: without
 a cache, of the last 84 tokens alone, and of the first, second and third request, each with other 60 tokens, where the
-system message's end is known and where only the shared beginning tells. `--long`: longer prompts without a cache, with an empty one, and found.
+system message's end is known and where only the shared beginning tells. `--long`: longer prompts without a cache, with
+an empty one, and found.
 """
 
 import argparse

@@ -12,9 +12,12 @@ import torch
 from fastqwen.engine import SamplingSettings, load, prompt_reuse
 from fastqwen.engine.kept import Kept, bytes_for
 from fastqwen.engine.prefix_cache import Entry, Speed
+from fastqwen.model.convert import convert
 from fastqwen.model.trunk import GRAIN as GPU_GRAIN
 from fastqwen.mtp.head_drafts import HeadDrafts
+from fastqwen.weights import Checkpoint
 from fastqwen.weights.packed_linear import PackedLinear
+from test_packed_engine import WIDE
 
 HOT = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0)
 GRAIN, CHUNK, LEAST = 16, 128, 32
@@ -172,6 +175,27 @@ def read(engine, ids, cuts):
         held |= {f"head {n}": x for n, x in enumerate(drafter.prompt_cache.rows(0, len(ids) - 1))}
         held |= {f"waiting {n}": x for n, x in enumerate(drafter.waiting_row)}
         return held | {"hidden": torch.cat(hiddens), "logits": trunk.logits(hiddens[-1][-1])}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's turn is on a CPU")
+def test_a_packed_models_prompt_by_kernels_has_the_same_bits_wherever_it_is_cut(tmp_path, monkeypatch):
+    """The whole model under Triton's interpreter: a chunk of the delta rule, and a tail that is longer than SLOTS."""
+    pytest.importorskip("triton")
+    folder = tiny.save_tokenizer(tiny.save_folder(tiny.oracle("gqa4", **WIDE), tmp_path, mtp=True))
+    convert(Checkpoint.open(folder), folder / "w4a8.safetensors", "w4a8")
+    for name in (
+        "weights.reader.packed_kernels", "weights.linear.float_kernels", "weights.linear.prompt_kernels",
+        "attention.layer.attention_kernels", "attention.layer.prefill_kernels", "deltanet.layer.delta_kernels",
+    ):  # fmt: skip
+        monkeypatch.setattr(f"fastqwen.{name}", lambda *of: (True, "asked for by a test"))
+    engine = load(folder / "w4a8.safetensors", device="cpu", kv="int8")
+    assert engine.trunk.grain(engine.trunk.new_state(8)) == engine.trunk.chunk  # other operations run on the CPU
+    engine.trunk._batch_invariant = True  # but these few have the same bits there too
+    assert engine.trunk.grain(engine.trunk.new_state(8)) == GPU_GRAIN
+    ids = torch.randint(0, 300, (75,), generator=torch.Generator().manual_seed(1)).tolist()
+    wanted, found = (read(engine, ids, cuts) for cuts in ((), (GPU_GRAIN,)))
+    assert [key for key in wanted if not torch.equal(found[key], wanted[key])] == []
 
 
 @pytest.mark.gpu
