@@ -108,9 +108,12 @@ class PrefixCache:
 
     def remember(self, settings: Hashable, prompt: Prompt) -> int:
         """How many tokens a prompt shares with one of those before it; it is then one of them."""
-        shared = max((prompt.shared(other) for known, other in self._prompts if known == settings), default=0)
+        known = [(prompt.shared(other), other) for of, other in self._prompts if of == settings]
+        for shared, other in known:
+            if shared == len(prompt) == len(other):  # again and again with other seeds, it counts once
+                self._prompts.remove((settings, other))
         self._prompts.append((settings, prompt))
-        return shared
+        return max((shared for shared, _ in known), default=0)
 
     def longest(self, settings: Hashable, prompt: Prompt, usable: Callable[[Entry], bool]) -> list[Entry]:
         """The chain of usable entries that reaches furthest into a prompt; they count as used."""

@@ -47,7 +47,7 @@ class PromptReuse:
 
     settings  what else a state depends on: kinds of numbers, say
     chunk     passes end at absolute multiples of so many tokens
-    grain     and may end at multiples of this, a divisor of it
+    grain     and may end at multiples of this, a divisor of it; 0: at no others
     system    tokens of the system message at the prompt's start
     contents  (index of its first token, anything hashable) of what stands in the prompt and is not told by token ids
     """
@@ -77,7 +77,9 @@ class PromptReuse:
             lambda entry: self._may_end(entry.end) and not (drafts and entry.head is None),
         )  # fmt: skip
         self.tokens = self._chain[-1].end if self._chain else 0
-        self._cuts = self._extra_cuts(self.cache.remember(self.settings, prompt))
+        shared = self.cache.remember(self.settings, prompt)
+        if bytes_for(state.recurrent()) <= self.cache.budget_bytes:  # else nothing could be kept there
+            self._cuts = self._extra_cuts(shared)
         if self._chain:
             self._restore(state)
             speed = self.cache.speed(self.settings)

@@ -125,6 +125,19 @@ def test_free_forgets_the_prompts_too(ask, both):
     assert ask(TEXT[:80]) == ([80], 0)
 
 
+def test_nothing_is_cut_where_nothing_can_be_kept(ask, both, monkeypatch):
+    monkeypatch.setattr(both[0][0].prefix_cache, "budget_bytes", 100)
+    for _ in range(2):
+        assert ask(TEXT[:80]) == ([80], 0)
+
+
+def test_a_prompt_with_other_seeds_is_remembered_once(ask, both):
+    cache = both[0][0].prefix_cache
+    for prompt in ("a" * 40, "b" * 40, "b" * 40, "b" * 40, "a" * 40):
+        ask(prompt)
+    assert len(cache._prompts) == 2
+
+
 def test_a_cpu_is_cut_at_chunks_alone(folder):
     trunk = load(folder, device="cpu").trunk
     assert trunk.grain(trunk.new_state(8)) == trunk.chunk
