@@ -46,7 +46,7 @@ def takes(heads: int, kv_heads: int, head_dim: int) -> bool:
 
 def _wrong_prefill(device, kind) -> str | None:
     """Runs the kernel on small random data, whole and cut in two; what differs from the reference, or None."""
-    heads, dim, tokens, cut = 4, 256, 300, 128
+    heads, dim, tokens = 4, 256, 300
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(tokens, n, dim, generator=generator).to(device) for n in (heads, 2, 2))
     dtype = torch.float32 if kind == "fp32" else torch.bfloat16
@@ -65,7 +65,9 @@ def _wrong_prefill(device, kind) -> str | None:
     wanted = prefill_rows(q.float().transpose(0, 1).contiguous(), cache.read, 0).transpose(0, 1)
     if not (found.float() - wanted).abs().max() <= 0.02 * wanted.abs().max():
         return f"{kind}: prompt rows differ"
-    return None if torch.equal(run(cut), found[cut:]) else f"{kind}: prompt rows depend on where a call starts"
+    # Blocks of rows and the tiles that they mask lie elsewhere then; an MTP head's rows begin at any place.
+    alike = all(torch.equal(run(cut), found[cut:]) for cut in (64, 127))
+    return None if alike else f"{kind}: prompt rows depend on where a call starts"
 
 
 def _appends_alike(cache, projected, norms, rotary, q, kind, length, eps) -> bool:

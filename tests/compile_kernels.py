@@ -160,6 +160,16 @@ def float_variants(kernel, target):
             yield float_source(kernel, launch, name, dependent), options
 
 
+def float_gemm_variants(kernel):
+    """(source, options) of a prompt's rows times a small plain matrix."""
+    for name, block_k in (("bf16", 128), ("fp16", 64), ("fp32", 64)):
+        constants = {"K": 4096, "BLOCK_R": 16, "BLOCK_N": 64, "BLOCK_K": block_k}
+        types = dict.fromkeys(("p_x", "p_w", "p_out"), "*" + name) | dict.fromkeys(constants, "constexpr")
+        signature = {argument: types.get(argument, "i32") for argument in kernel.arg_names}
+        aligned = {(index,): [["tt.divisibility", 16]] for index in (0, 1, 2, 5)}  # pointers, distance of rows
+        yield ASTSource(kernel, signature, constants, aligned), {"num_warps": 4, "num_stages": 4}
+
+
 def attention_source(kernel, kind, constants):
     pointers = dict.fromkeys(("p_control", "p_counter", "p_ahead_1", "p_ahead_2"), "i32") | dict.fromkeys(
         ("p_keys", "p_values"), kind
@@ -239,6 +249,7 @@ def variants(target, every):
     yield from prepare_variants(kernel_module("_prepare_kernels").prepare_kernel, target)
     yield from packed_variants(kernel_module("_packed_kernels"), target)
     yield from float_variants(kernel_module("_float_linear_kernels").float_linear_kernel, target)
+    yield from float_gemm_variants(kernel_module("_float_gemm_kernels").float_gemm_kernel)
     yield from delta_variants(kernel_module, target, SHARED, every)
     yield from round_variants(kernel_module, target, every)
 

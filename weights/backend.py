@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..kernels import float_linear, packed, packed_linear, prepare
+from ..kernels import float_gemm, float_linear, packed, packed_linear, prepare
 from ..kernels.packed import Layout
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,12 @@ def packed_kernels(device: torch.device) -> tuple[bool, str]:
 def float_kernels(device: torch.device, dtype: torch.dtype) -> tuple[bool, str]:
     """The same for plain layers whose weights have `dtype`."""
     return decide(device, "plain linear", lambda device: _wrong_float(device, dtype))
+
+
+@functools.cache
+def prompt_kernels(device: torch.device, dtype: torch.dtype) -> tuple[bool, str]:
+    """The same for the rows of a prompt (kernels/float_gemm.py)."""
+    return decide(device, "plain prompt", lambda device: _wrong_prompt(device, dtype))
 
 
 @functools.cache
@@ -80,6 +86,21 @@ def _wrong_float(device, dtype) -> str | None:
         if not torch.equal(run(alone)[5], found[2]) or not torch.equal(run(x.flip(0)), found.flip(0)):
             return f"{launch.form} products of {dtype} depend on the other rows"
     return None
+
+
+def _wrong_prompt(device, dtype) -> str | None:
+    """Small random data: right within float32's rounding and the output's, a row's bits its own wherever it stands."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(70, 256, generator=generator).to(dtype)
+    weight = torch.randn(70, 256, generator=generator).to(dtype)
+    wanted = float_linear.reference(x, weight)
+    bound = 258 * 2.0**-23 * (x.double().abs() @ weight.double().abs().T) + torch.finfo(dtype).eps * wanted.abs()
+    rows, matrix = x.to(device), weight.to(device)
+    found = float_gemm.float_gemm(rows, matrix)
+    if not bool(((found.cpu() - wanted).abs() <= bound).all()):
+        return f"products of {dtype} differ"
+    alike = torch.equal(float_gemm.float_gemm(rows[13:], matrix), found[13:])
+    return None if alike else f"products of {dtype} depend on the other rows"
 
 
 def _wrong_packed(device) -> str | None:

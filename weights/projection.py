@@ -36,6 +36,9 @@ class Projection:
     matrices  (matrix [N, K], rows of the layers stacked in it) in the group's order; plain and packed may be mixed
     norm      the norm before them, or None
     swiglu    the input is gate | up, [..., 2 K], and the prologue is silu(gate) * up
+
+    batch_invariant  bits of a prompt's row are its own, however many rows are given with it, if they are more than
+                     SLOTS: fewer are a decode pass's, whose kernels add up in another order
     """
 
     def __init__(
@@ -53,6 +56,10 @@ class Projection:
         forms = [isinstance(m, RecordLinear) or (isinstance(m, Linear) and m.by_kernel) for m, _ in self.matrices]
         # Packed matrices in another form than records need activations prepared row by row.
         self._by_kernel = any(forms) and all(isinstance(matrix, RecordLinear) for matrix in packed)
+        self.batch_invariant = (
+            self._by_kernel and bool(packed)
+            and all(matrix.takes_rows for matrix, _ in self.matrices if isinstance(matrix, Linear))
+        )  # fmt: skip
         self._rotations = {matrix.rotated for matrix in packed}
         # A preparation with a norm can store the normed row too, which plain matrices of the group then read.
         self._stores_normed = norm is not None and len(packed) < len(self.matrices)
@@ -127,7 +134,8 @@ class Projection:
                 result = result if x.dim() == 2 else result.view(*x.shape[:-1], -1)
             else:
                 plain = self._prologue(x) if plain is None else plain
-                result = matrix(plain) if residual is None else residual + matrix(plain)
+                result = matrix.rows(plain) if self.batch_invariant and x.dim() == 2 else matrix(plain)
+                result = result if residual is None else residual + result
             results.append(result)
         return results
 
