@@ -8,7 +8,6 @@ from torch import Tensor
 from ..kernels.attention_append import append
 from ..kernels.attention_control import new_control, write_control
 from ..kernels.decode_attention import Workspace, allocate, decode_attention
-from ..kernels.read_ahead import ReadAhead
 from ..weights.backend import dependent_launch
 from .cache import KVCache
 
@@ -46,11 +45,10 @@ def attend(
     eps: float,
     control: Tensor,
     cache: KVCache,
-    ahead: ReadAhead | None = None,
 ) -> Tensor:
     """Stages the rows' keys and values and attends: [SLOTS, heads * D], gated; dead rows zero.
 
-    projected, norms, rotary, eps, control, ahead  as for kernels/attention_append.py; `cache` has a scratch
+    projected, norms, rotary, eps, control  as for kernels/attention_append.py; `cache` has a scratch
     """
     query_gate = projected[0]
     heads, dim = query_gate.shape[1], query_gate.shape[2] // 2
@@ -58,7 +56,7 @@ def attend(
     q = query_gate.new_empty(len(query_gate), heads, dim, dtype=cache.query_dtype(query_gate.dtype))
     append(
         projected, norms, rotary, eps=eps, keys=cache.keys, values=cache.values, control=control, q=q,
-        dependent=dependent, ahead=ahead,
+        dependent=dependent,
     )  # fmt: skip
     out = query_gate.new_empty(len(query_gate), heads * dim)
     return decode_attention(

@@ -14,7 +14,6 @@ from ..kernels.attention import decode_row, prefill_rows
 from ..kernels.attention_append import append_prompt
 from ..kernels.attention_control import HEAD_DIMS
 from ..kernels.prefill_attention import prefill_attention
-from ..kernels.read_ahead import ReadAhead
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import SLOTS, depths, each_row
 from ..weights import Norm, Reader
@@ -53,7 +52,6 @@ class GatedAttention:
         self.config = config
         self.qkv = reader.projection(prefix, ("q_proj", "k_proj", "v_proj"), norm=norm)
         self.out = reader.projection(prefix, ("o_proj",))
-        self.ahead: ReadAhead | None = None  # what is read behind the attention
         self.q_norm, self.k_norm = reader.vector(prefix + "q_norm.weight"), reader.vector(prefix + "k_norm.weight")
 
     def new_cache(
@@ -133,9 +131,7 @@ class GatedAttention:
     def _attend(self, projected, cos, sin, control, cache):
         c = self.config
         norms = self.q_norm, self.k_norm
-        return attend(
-            self._by_heads(projected), norms, (cos, sin), eps=c.rms_eps, control=control, cache=cache, ahead=self.ahead
-        )  # fmt: skip
+        return attend(self._by_heads(projected), norms, (cos, sin), eps=c.rms_eps, control=control, cache=cache)
 
     def _by_heads(self, projected):
         c, (q, k, v) = self.config, projected

@@ -119,7 +119,7 @@ def _ids(count):
     return torch.randint(0, 248_000, (count,), generator=torch.Generator().manual_seed(2)).tolist()
 
 
-def _rounds(model, tree, context, settings=SETTINGS):
+def _rounds(model, tree, context, settings):
     session, passes = _passes(model, tree, context, ROUNDS + WARM + 4, settings)
     ids = _ids(context)
     if model.head.short is not None:

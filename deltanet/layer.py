@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..kernels import delta_decode, delta_rule
 from ..kernels.causal_conv import causal_conv
-from ..kernels.read_ahead import ReadAhead
 from ..kernels.rms_norm import gated_rms_norm
 from ..kernels.rows import SLOTS, ancestors, each_row
 from ..weights import Norm, Reader
@@ -72,7 +71,6 @@ class GatedDeltaNet:
         self.taps = reader.vector(prefix + "conv1d.weight")[:, 0].contiguous()
         # float32 whatever the file stores: exp(A_log) sets how long a head remembers.
         self.rate = -torch.exp(reader.vector(prefix + "A_log"))
-        self.ahead: ReadAhead | None = None  # what is read behind the rule
         self.dt_bias, self.gated_norm = reader.vector(prefix + "dt_bias"), reader.vector(prefix + "norm.weight")
 
     def new_state(
@@ -87,7 +85,7 @@ class GatedDeltaNet:
         if kernels and c.conv_taps == delta_decode.TAPS and delta_decode.supports(heads) and delta_kernels(device)[0]:
             taps = self.taps.T.contiguous()
             weights = delta_decode.Weights(heads, taps, self.rate, self.dt_bias, self.gated_norm, c.rms_eps)
-            return KernelState(weights, dtype=dtype, device=device, scratch=scratch, ahead=self.ahead)
+            return KernelState(weights, dtype=dtype, device=device, scratch=scratch)
         window = torch.zeros(c.conv_taps - 1, c.channels, dtype=dtype, device=device)
         return PlainState(window, torch.zeros(c.value_heads, c.key_dim, c.value_dim, device=device))
 

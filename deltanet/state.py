@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ..kernels import delta_decode, delta_prefill, delta_rule
-from ..kernels.read_ahead import ReadAhead
 from ..kernels.rows import SLOTS, check_path
 from ..weights.backend import dependent_launch
 
@@ -109,11 +108,10 @@ class KernelState(DeltaNetState):
         dtype: torch.dtype,
         device: torch.device,
         scratch: dict[delta_decode.Heads, Tensor] | None = None,
-        ahead: ReadAhead | None = None,
     ):
-        """scratch: shared by layers whose passes run one after another; filled here. ahead: what is read behind."""
+        """scratch: shared by layers whose passes run one after another; filled here."""
         super().__init__()
-        self._weights, self._ahead = weights, ahead
+        self._weights = weights
         scratch = {} if scratch is None else scratch
         if weights.heads not in scratch:
             scratch[weights.heads] = delta_decode.allocate_steps(weights.heads, device)
@@ -142,7 +140,7 @@ class KernelState(DeltaNetState):
         out = inputs[0].new_empty(SLOTS, heads.value_heads * heads.value_dim)
         return delta_decode.delta_decode(
             inputs, self._weights, self._state, control=control, steps=self._steps, out=out,
-            dependent=dependent_launch(device), ahead=self._ahead,
+            dependent=dependent_launch(device),
         )  # fmt: skip
 
     def adopt(self, buffer: int, pending: Sequence[int]):

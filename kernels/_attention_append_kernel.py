@@ -5,7 +5,6 @@ import triton.language as tl
 
 from ._attention_control import LENGTH, MOVE, OFFSETS, ROWS
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
-from ._read_ahead import ride_along
 
 
 @triton.jit
@@ -105,19 +104,12 @@ def append_prompt_kernel(
 @triton.jit(do_not_specialize=["slots"])
 def append_kernel(
     p_query_gate, p_k, p_v, p_q_norm, p_k_norm, p_cos, p_sin, p_control, p_keys, p_values, p_key_scales,
-    p_value_scales, p_q, q_stride, k_stride, v_stride, slots, eps, p_ahead_1, ahead_1, p_ahead_2, ahead_2,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, MIXED: tl.constexpr,
-    DEPENDENT: tl.constexpr, AHEAD: tl.constexpr, BULK: tl.constexpr,
+    p_value_scales, p_q, q_stride, k_stride, v_stride, slots, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr, MIXED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Program (h, row): below KV_HEADS the key and value of head h, above it a query head; behind all heads AHEAD times
-    eight programs that ride along."""
+    """Program (h, row): below KV_HEADS the key and value of head h, above it a query head."""
     program = tl.program_id(0)
     row = tl.program_id(1)
-    if AHEAD:
-        rider = program - KV_HEADS - HEADS
-        if rider >= 0:
-            ride_along(rider * 8 + row, AHEAD * 8, p_ahead_1, ahead_1, p_ahead_2, ahead_2, 32, BULK, DEPENDENT)
-            return
     o_d = tl.arange(0, D)
     if DEPENDENT:
         gdc_launch_dependents()

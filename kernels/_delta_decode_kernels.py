@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
-from ._read_ahead import ask_l2, ride_along
 
 LANES: tl.constexpr = tl.constexpr(8)  # that share a column's key rows; as many as there are slots
 
@@ -241,6 +240,14 @@ def gates(a, b, rate, dt_bias):
 
 
 @triton.jit
+def _ask_l2(p_line):
+    """Asks the L2 cache for the lines at these pointers; nothing is read, so their writer need not have finished."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [p_line], dtype=tl.int32, is_pure=False, pack=1
+    )  # fmt: skip
+
+
+@triton.jit
 def _ask_for_part(
     p_recurrent, p_windows, p_columns, p_keys, p_values, h, hk, first,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr,
@@ -248,19 +255,19 @@ def _ask_for_part(
     """Asks for the part's state and, as the control may not be read yet, for both buffers' rows of it."""
     C: tl.constexpr = 2 * HK * DK + HV * DV
     o_line = tl.arange(0, (DP + 31) // 32)[None, :] * 32  # 128 bytes
-    ask_l2(p_recurrent + (h * DK + tl.arange(0, DK))[:, None] * DV + first + o_line)
+    _ask_l2(p_recurrent + (h * DK + tl.arange(0, DK))[:, None] * DV + first + o_line)
     row = tl.arange(0, 16)[:, None]
     o_key = tl.arange(0, (DK + 63) // 64)[None, :] * 64
     o_value = 2 * HK * DK + h * DV + first + tl.arange(0, (DP + 63) // 64)[None, :] * 64
     p_column = p_columns + row * C
     p_window = p_windows + tl.minimum(tl.arange(0, 8), 5)[:, None] * C
     for head in tl.static_range(2):
-        ask_l2(p_column + (head * HK + hk) * DK + o_key)
-        ask_l2(p_window + (head * HK + hk) * DK + o_key)
-    ask_l2(p_column + o_value)
-    ask_l2(p_window + o_value)
-    ask_l2(p_keys + (row * HK + hk) * DK + tl.arange(0, (DK + 31) // 32)[None, :] * 32)
-    ask_l2(p_values + (row * HV + h) * DV + first + o_line)
+        _ask_l2(p_column + (head * HK + hk) * DK + o_key)
+        _ask_l2(p_window + (head * HK + hk) * DK + o_key)
+    _ask_l2(p_column + o_value)
+    _ask_l2(p_window + o_value)
+    _ask_l2(p_keys + (row * HK + hk) * DK + tl.arange(0, (DK + 31) // 32)[None, :] * 32)
+    _ask_l2(p_values + (row * HV + h) * DV + first + o_line)
 
 
 @triton.jit
@@ -314,17 +321,10 @@ def _store_state(p_state, state, o_value, KR: tl.constexpr, DV: tl.constexpr):
 def delta_decode_kernel(
     p_x, x_stride, p_z, z_stride, p_b, b_stride, p_a, a_stride, p_taps, p_rate, p_dt_bias, p_norm, eps,
     p_control, p_recurrent, p_windows, p_columns, p_keys, p_values, p_gates, p_steps, p_out,
-    p_ahead_1, ahead_1, p_ahead_2, ahead_2,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PARTS: tl.constexpr, VC: tl.constexpr,
-    DEPENDENT: tl.constexpr, PREFETCH: tl.constexpr, AHEAD: tl.constexpr, BULK: tl.constexpr,
-    THREADS: tl.constexpr,
+    DEPENDENT: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """Shapes as in kernels/delta_decode.py; program h * PARTS + part, and behind them AHEAD that ride along."""
-    if AHEAD:
-        rider = tl.program_id(0) - HV * PARTS
-        if rider >= 0:
-            ride_along(rider, AHEAD, p_ahead_1, ahead_1, p_ahead_2, ahead_2, THREADS, BULK, DEPENDENT)
-            return
+    """Shapes as in kernels/delta_decode.py; program h * PARTS + part."""
     KR: tl.constexpr = DK // LANES
     DP: tl.constexpr = DV // PARTS
     G: tl.constexpr = DP // VC

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .attention_control import FLOATS, check_cache, want
-from .read_ahead import BLOCKS, ReadAhead
 from .rows import SLOTS
 
 
@@ -29,7 +28,6 @@ def append(
     control: Tensor,
     q: Tensor,
     dependent: bool = False,
-    ahead: ReadAhead | None = None,
 ) -> Tensor:
     """Norms and rotates queries and keys, stores keys and values, one launch; returns `q`, which it fills.
 
@@ -39,7 +37,6 @@ def append(
     rotary        cosines and sines, float32 [8, dim / 2] each (attention/rotary.py)
     keys, values  as for `decode_attention`; live rows go to slot length + offset
     control       its move is done first, so a leaf's slot may be taken by this pass's rows
-    ahead         what the launches behind this attention read (NVIDIA)
     Raises ValueError where a shape, dtype, stride or device does not fit.
     """
     from . import _attention_append_kernel as _kernels  # here, because without a GPU nobody needs Triton
@@ -50,13 +47,10 @@ def append(
     _check_append(projected, norms, rotary, keys, values, control, q)
     scales = (keys.scales, values.scales) if keys.scales is not None else (norms[0], norms[0])
     options = {"launch_pdl": True} if dependent else {}
-    riders = BLOCKS // 2 if ahead is not None else 0  # of a warp each, SLOTS times
-    _kernels.append_kernel[(kv_heads + heads + riders, SLOTS)](
+    _kernels.append_kernel[(kv_heads + heads, SLOTS)](
         query_gate, k, v, *norms, *rotary, control, keys.numbers, values.numbers, *scales, q,
-        query_gate.stride(0), k.stride(0), v.stride(0), slots, eps,
-        *(ahead.arguments if ahead is not None else (control, 0, control, 0)), HEADS=heads, KV_HEADS=kv_heads, D=dim,
-        HALF=half, MIXED=keys.scales is not None, DEPENDENT=dependent, AHEAD=riders,
-        BULK=ahead is not None and ahead.bulk, num_warps=1, enable_fp_fusion=False, **options,
+        query_gate.stride(0), k.stride(0), v.stride(0), slots, eps, HEADS=heads, KV_HEADS=kv_heads, D=dim, HALF=half,
+        MIXED=keys.scales is not None, DEPENDENT=dependent, num_warps=1, enable_fp_fusion=False, **options,
     )  # fmt: skip
     return q
 

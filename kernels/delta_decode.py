@@ -44,7 +44,6 @@ from torch import Tensor
 
 from . import delta_rule
 from .causal_conv import causal_conv
-from .read_ahead import BLOCKS, ReadAhead
 from .rms_norm import gated_rms_norm
 from .rows import SLOTS, depths
 
@@ -214,7 +213,6 @@ def delta_decode(
     dependent: bool = False,
     prefetch: bool = True,
     split: tuple[int, int] | None = None,
-    ahead: ReadAhead | None = None,
 ) -> Tensor:
     """One launch for all eight slots; fills and returns `out` [8, Hv * dv], zeros in dead slots.
 
@@ -224,7 +222,6 @@ def delta_decode(
     dependent  launched as a programmatic dependent of the kernel before it (NVIDIA, from compute capability 9.0)
     prefetch   with `dependent`: the state is asked into the L2 while the kernel before it still runs
     split      other than `split_for` gives, to compare; a token's bits are those of its split
-    ahead      what the launches behind this one read (NVIDIA)
     Raises ValueError where a shape, dtype, stride or device does not fit.
     """
     from . import _delta_decode_kernels as _kernels  # here, because without a GPU nobody needs Triton
@@ -235,18 +232,14 @@ def delta_decode(
     qkv, z, b, a = inputs
     options = {"launch_pdl": True} if dependent else {}
     lanes = 64 if torch.version.hip is not None and "gfx9" in _architecture(qkv.device) else 32
-    # Eight lanes share the columns of a thread.
-    warps = max(1, heads.value_dim // parts // columns * 8 // lanes)
-    riders = BLOCKS if ahead is not None else 0
-    _kernels.delta_decode_kernel[(heads.value_heads * parts + riders,)](
+    _kernels.delta_decode_kernel[(heads.value_heads * parts,)](
         qkv, qkv.stride(0), z, z.stride(0), b, b.stride(0), a, a.stride(0),
         weights.taps, weights.rate, weights.dt_bias, weights.norm, weights.eps,
         control, state.recurrent, state.windows, state.columns, state.keys, state.values, state.gates, steps, out,
-        *(ahead.arguments if ahead is not None else (control, 0, control, 0)),
         HK=heads.key_heads, HV=heads.value_heads, DK=heads.key_dim, DV=heads.value_dim,
-        PARTS=parts, VC=columns, DEPENDENT=dependent, PREFETCH=prefetch and dependent, AHEAD=riders,
-        BULK=ahead is not None and ahead.bulk, THREADS=warps * 32, num_warps=warps,
-        enable_fp_fusion=False, **options,  # contraction would round by where a token stands
+        PARTS=parts, VC=columns, DEPENDENT=dependent, PREFETCH=prefetch and dependent,
+        # Eight lanes share the columns of a thread. Contraction would round by where a token stands.
+        num_warps=max(1, heads.value_dim // parts // columns * 8 // lanes), enable_fp_fusion=False, **options,
     )  # fmt: skip
     return out
 

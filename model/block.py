@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..kernels.read_ahead import read_ahead
 from ..weights import Norm, Reader
 
 
@@ -29,12 +28,6 @@ class Block:
 
     def __init__(self, mixer, mlp: MLP):
         self.mixer, self.mlp = mixer, mlp
-        self.read_ahead()
-
-    def read_ahead(self, budget: int | None = None):
-        """How many bytes of what its linears read next the mixer's kernels ask for (kernels/read_ahead.py). New states
-        follow."""
-        self.mixer.ahead = read_ahead([*self.mixer.out.stored, *self.mlp.gate_up.stored], budget)
 
     def prefill(self, x: Tensor, mix: Callable[[Tensor], Tensor]) -> Tensor:
         """x [T, H] -> [T, H]; `mix` runs the mixer's own prefill."""

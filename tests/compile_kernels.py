@@ -171,12 +171,10 @@ def float_gemm_variants(kernel):
 
 
 def attention_source(kernel, kind, constants):
-    pointers = dict.fromkeys(("p_control", "p_counter", "p_ahead_1", "p_ahead_2"), "i32") | dict.fromkeys(
-        ("p_keys", "p_values"), kind
-    )
+    pointers = dict.fromkeys(("p_control", "p_counter"), "i32") | dict.fromkeys(("p_keys", "p_values"), kind)
     half = ("p_q", "p_gate", "p_out", "p_query_gate", "p_k", "p_v")
     types = {name: "*" + pointers.get(name, "bf16" if name in half else "fp32") for name in kernel.arg_names}
-    integers = ("start", "slots", "max_parts", "gate_stride", "q_stride", "k_stride", "v_stride", "ahead_1", "ahead_2")
+    integers = ("start", "slots", "max_parts", "gate_stride", "q_stride", "k_stride", "v_stride")
     types |= dict.fromkeys(integers, "i32") | {"eps": "fp32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types[name] for name in kernel.arg_names}
     aligned = [(i,) for i, name in enumerate(signature) if types[name].startswith("*")]
@@ -207,9 +205,8 @@ def attention_variants(module, append, target):
         wide = options | {"num_warps": 8}
         yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), wide
         rows = {"HEADS": heads, "KV_HEADS": 4, "D": dim, "HALF": 32, "MIXED": kind == "i8", "DEPENDENT": dependent}
-        rows |= {"AHEAD": 16 if target.backend == "cuda" else 0, "BULK": dependent}
         yield attention_source(append.append_kernel, kind, rows), options | {"enable_fp_fusion": False, "num_warps": 1}
-        rows = {name: rows[name] for name in ("HEADS", "KV_HEADS", "D", "HALF", "MIXED")}
+        rows.pop("DEPENDENT")
         yield attention_source(append.append_prompt_kernel, kind, rows), {"enable_fp_fusion": False, "num_warps": 1}
 
 

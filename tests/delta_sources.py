@@ -6,8 +6,7 @@ from triton.compiler import ASTSource
 def _source(kernel, kinds, **constants):
     """kinds: pointers' types; those not named are float32."""
     pointers = {name: kinds.get(name, "fp32") for name in kernel.arg_names if name.startswith("p_")}
-    pointers |= {"p_control": "i32", "p_ahead_1": "i32", "p_ahead_2": "i32"}
-    pointers = {name: kind for name, kind in pointers.items() if name in kernel.arg_names}
+    pointers |= {"p_control": "i32"}
     types = {name: "*" + kind for name, kind in pointers.items()} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "fp32" if name == "eps" else "i32") for name in kernel.arg_names}
     aligned = [
@@ -35,8 +34,6 @@ def delta_variants(module, target, shared, every):
         options = {"num_warps": max(1, dim // parts // columns * 8 // target.warp_size), "enable_fp_fusion": False}
         options |= {"launch_pdl": True} if dependent else {}
         flags = {"PARTS": parts, "VC": columns, "DEPENDENT": dependent, "PREFETCH": True}
-        flags |= {"AHEAD": 32 if target.backend == "cuda" and dim > 16 else 0, "BULK": dependent}
-        flags |= {"THREADS": 32 * options["num_warps"]}
         yield _source(decode, dict.fromkeys(wide, dtype), **shape, **flags), options
         if dtype == "fp16":
             continue

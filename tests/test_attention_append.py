@@ -7,7 +7,6 @@ from fastqwen.attention.rotary import rotate
 from fastqwen.kernels.attention_append import append, append_prompt
 from fastqwen.kernels.attention_control import new_control, write_control
 from fastqwen.kernels.kv_int8 import quantise
-from fastqwen.kernels.read_ahead import read_ahead
 from fastqwen.kernels.rms_norm import rms_norm
 
 pytest.importorskip("triton")
@@ -31,13 +30,11 @@ def inputs(dim, half, dtype, seed=0):
     return projected, norms, (angles.cos().to(DEVICE), angles.sin().to(DEVICE))
 
 
-def run(cache, projected, norms, rotary, *, length=LENGTH, parents=PARENTS, move=None, ahead=None):
+def run(cache, projected, norms, rotary, *, length=LENGTH, parents=PARENTS, move=None):
     q = torch.full((8, HEADS, projected[1].shape[-1]), float("nan"), dtype=projected[0].dtype, device=DEVICE)
     control = new_control(DEVICE)
     write_control(control, length=length, parents=parents, move=move)
-    return append(
-        projected, norms, rotary, eps=EPS, keys=cache.keys, values=cache.values, control=control, q=q, ahead=ahead
-    )
+    return append(projected, norms, rotary, eps=EPS, keys=cache.keys, values=cache.values, control=control, q=q)
 
 
 def filled(kind, dim, seed=9):
@@ -98,22 +95,6 @@ def test_rows_of_a_prompt_are_stored_as_those_of_a_pass(kind):
         append_prompt(projected, norms, rotary, q=q[:8], **options | {"start": prompt.keys.numbers.shape[1] - 7})
     with pytest.raises(ValueError, match="cosines must be"):
         append_prompt(twice(projected), norms, rotary, q=q, **options)
-
-
-@pytest.mark.gpu
-def test_what_rides_along_changes_nothing():
-    matrices = [torch.zeros(size, dtype=torch.uint8, device=DEVICE) for size in (2**20, 3 * 2**20)]
-    (cache, alone), inputs_ = (filled("int8", 64), filled("int8", 64)), inputs(64, 16, torch.bfloat16)
-    ahead = read_ahead(matrices, 2 * 2**20)
-    assert sum(ahead.pieces) * (8192 if ahead.bulk else 128) == 2 * 2**20 and ahead.second is matrices[1]
-    assert torch.equal(run(cache, *inputs_, ahead=ahead), run(alone, *inputs_))
-    assert all(torch.equal(a, b) for a, b in zip(bytes_of(cache), bytes_of(alone), strict=True))
-
-
-def test_nothing_is_read_ahead_where_nobody_can_ask():
-    assert read_ahead([torch.zeros(2**20, dtype=torch.uint8)], 2**20) is None
-    if ON_GPU:
-        assert read_ahead([torch.zeros(2**20, dtype=torch.uint8, device=DEVICE)], 0) is None
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp32"])

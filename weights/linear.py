@@ -18,10 +18,6 @@ class Linear:
         self.weight = weight
         self.by_kernel = float_linear.why_not(weight) is None and float_kernels(weight.device, weight.dtype)[0]
 
-    @property
-    def stored(self) -> Tensor:
-        return self.weight
-
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., N], same dtype.
 

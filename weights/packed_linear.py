@@ -35,10 +35,6 @@ class PackedLinear:
         self.grid = grid.values.to(device).contiguous()
         self.channel_scale, self.rotated = grid.channel_scale.to(device), grid.rotated
 
-    @property
-    def stored(self) -> Tensor:
-        return self.grid
-
     def __call__(self, x8: Tensor, x_scale: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x8 int8 [R, K], x_scale float32 [R], residual [R, N] or None -> [R, N] in `dtype`."""
         return scaled(int8_matmul(x8, self.grid), self.channel_scale, x_scale, residual, dtype)
@@ -112,10 +108,6 @@ class RecordLinear(PackedLinear):
         whole = Layout(bits, sum(layout.rows for layout in layouts), columns)
         weight = PackedWeight(storage, whole, channel_scale, table.to(device), window, table_of)
         return cls(weight, group[0].rotated)
-
-    @property
-    def stored(self) -> Tensor:
-        return self.weight.storage
 
     @property
     def takes_plain_rows(self) -> bool:

@@ -65,11 +65,6 @@ class Projection:
         self._stores_normed = norm is not None and len(packed) < len(self.matrices)
         self._buffers: dict[bool, prepare.Prepared] = {}
 
-    @property
-    def stored(self) -> list[Tensor]:
-        """The memory of each matrix."""
-        return [matrix.stored for matrix, _ in self.matrices]
-
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, ...]:
         """x [..., K] (SwiGLU: [..., 2 K]), residual [..., N_0] of a group of one -> one [..., N_i] a layer."""
         return self._split(self._results(x, residual))
