@@ -92,8 +92,10 @@ class Trunk:
         Else `chunk`: libraries take another path for another number of rows. That is so on a CPU, for plain weights
         (cuBLAS), and where a kernel is missing or failed its check.
         """
-        by_kernels = self._batch_invariant and state.prompts_by_kernels
-        return math.gcd(GRAIN, self.chunk) if by_kernels else self.chunk
+        return math.gcd(GRAIN, self.chunk) if self._rows_have_own_bits(state) else self.chunk
+
+    def _rows_have_own_bits(self, state):
+        return self._batch_invariant and state.prompts_by_kernels
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Token ids -> embeddings [T, H]."""
@@ -118,7 +120,7 @@ class Trunk:
             x = block.prefill(x, _prefill_mixer(block.mixer, layer, cos, sin))
         state.length += tokens
         state.next_position = int(positions.max()) + 1
-        if self.grain(state) < self.chunk:
+        if self._rows_have_own_bits(state):
             return rms_norm_rows([(x, self.norm)], self.config.rms_eps)
         return rms_norm(x, self.norm, self.config.rms_eps)
 

@@ -225,6 +225,20 @@ def test_what_a_reply_needs_grows_with_its_tokens(engine):
     assert 0 < keys(1024) < small < large and large - small >= keys(4096) - keys(1024)
 
 
+@pytest.mark.parametrize("mtp", ["auto", "off"])
+def test_an_engine_that_nobody_uses_goes_without_the_garbage_collector(mtp):
+    gc.collect()
+    gc.disable()  # no circle may keep gigabytes until the collector runs
+    try:
+        engine = load("demo")  # on the GPU where there is one
+        engine.generate("a fox", mtp=mtp, **OPTIONS)
+        parts = [weakref.ref(part) for part in (engine, engine.trunk, engine.memory, engine.prefix_cache)]
+        del engine
+        assert not any(part() is not None for part in parts)
+    finally:
+        gc.enable()
+
+
 @pytest.mark.gpu
 def test_a_gpu_is_given_back_and_taken_again():
     device = torch.device("cuda", 0)
