@@ -1,13 +1,17 @@
-"""A ComfyUI checkpoint file of a real size with random weights: read as a released one is, what it says means nothing."""
+"""A ComfyUI checkpoint file of a real size with random weights: it is read as a released one is, and means nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from ..attention import AttentionConfig
+from ..deltanet import DeltaNetConfig
 from ..model.config import ModelConfig
 from ..weights.group_codes import CODEBOOK
 from ..weights.quantize import layout, marker_bytes
 from ..weights.writer import DTYPE_NAMES, CheckpointWriter, TensorSpec
+from .random_model import model_config
 
 PLAIN = ("embed_tokens", "in_proj_a", "in_proj_b")  # matrices that released files leave in 16 bits
 _SCALES = (0x58, 0x70)  # bytes of e4m3 group scales, as encoders write them for 4 bits
@@ -72,3 +76,13 @@ def _layer(shape, generator):
             numbers = torch.tensor(CODEBOOK if leaf == "weight_codebook" else list(marker_bytes("w4a8")), dtype=dtype)
         found[leaf] = numbers.view(dtype)
     return found
+
+
+def small_config() -> ModelConfig:
+    """Four small layers with the vocabulary of the released models."""
+    config = model_config("9b")
+    eps, dim = config.rms_eps, config.deltanet.key_dim
+    return replace(
+        config, hidden_size=256, intermediate_size=512, layer_kinds=config.layer_kinds[:4],
+        attention=AttentionConfig(2, 1, 256, eps), deltanet=DeltaNetConfig(2, 2, dim, dim, 4, eps),
+    )  # fmt: skip
