@@ -98,7 +98,7 @@ def main() -> int:
     if not (comfy / "main.py").is_file():
         parser.error(f"{comfy} has no main.py")
     base = Path(tempfile.mkdtemp(prefix="fastqwen-nodes-", dir=arguments.folder))
-    flags = [*(["--cpu"] if arguments.cpu else []), *arguments.flag]
+    flags = ["--verbose", "WARNING", *(["--cpu"] if arguments.cpu else []), *arguments.flag]
     serve(comfy, base, flags, lambda client: drive(client, arguments))
     return 1
 
