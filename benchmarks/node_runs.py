@@ -1,6 +1,5 @@
-"""What benchmarks/nodes.py measures inside a running ComfyUI. Every part prints its table when it has it."""
+"""What benchmarks/nodes.py runs inside a ComfyUI: one checkpoint, its workflows, and how fast they are."""
 
-import gc
 import importlib
 import sys
 import time
@@ -10,13 +9,12 @@ from .node_server import PACK, Client
 
 SAMPLING = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0, "repetition_penalty": 1.0}
 PRESENCE = 1.5
-LIVE = "fastqwen.text"
-GIB, MIB = 2**30, 2**20
-SPARE = 64 * MIB  # what libraries and kernels keep to themselves for good: their workspaces, tables of constants
+LIVE = "fastqwen.text"  # nodes/live.py
+MIB = 2**20
 
 
 class Runs:
-    """The parts, one after another, over one server and one checkpoint.
+    """Workflows over one server and one checkpoint, and what is found on the way.
 
     model     the loader's choice
     tokens    length of the replies whose speed is compared
@@ -40,8 +38,6 @@ class Runs:
     def check(self, passed: bool, what: str):
         self.checks.append((bool(passed), what))
         print(f"  {'ok  ' if passed else 'FAIL'} {what}", flush=True)
-
-    # What is on the server's side.
 
     def module(self, name):
         """A module of the pack as ComfyUI imported it."""
@@ -76,7 +72,7 @@ class Runs:
     def alone(self, nodes):
         """(seconds, Result) of a workflow's text by the engine alone, in this process, the same weights."""
         request = self.module("nodes.request").request_from_inputs(nodes["2"]["inputs"])
-        with self.shared.lock:
+        with self.shared.lock, self.torch.inference_mode():  # as ComfyUI runs nodes
             engine = self.shared.get()
             started = time.perf_counter()
             result = engine.reply(request.prompt, **request.arguments()).result()
@@ -103,8 +99,6 @@ class Runs:
         return any(isinstance(loaded.model, self.module("nodes.patcher").EnginePatcher)
                    for loaded in self.management.current_loaded_models)  # fmt: skip
 
-    # The parts.
-
     def load(self):
         """Memory before, with the model loaded, while and after a reply; the first reply's text is the engine's."""
         self.note("before")
@@ -126,35 +120,39 @@ class Runs:
 
     def speed(self, prompt):
         """Tokens a second by rounds of a benchmark, by the engine alone, through our node and through ComfyUI's own."""
-        rows, core = [], "TextGenerate" in self.client.get("/object_info")
+        core, rows = "TextGenerate" in self.client.get("/object_info"), []
         for mtp in ("off", "auto"):
-            found = {}
-            for turn in range(self.runs + 1):
-                seed = self.new_seed()
-                seconds, result = self.alone(self.workflow(prompt, seed, self.tokens, mtp=mtp))
-                taken = {"engine alone": (seconds, result.report.tokens_per_second)}
-                took, outputs = self.client.run(self.workflow(prompt, seed, self.tokens, mtp=mtp))
-                assert outputs["2"]["text"] == [result.text], "the node wrote another text than the engine alone"
-                taken["FastQwen's node"] = took, _rate(outputs["2"]["report"][0])
-                if core and mtp == "auto":
-                    took, outputs = self.client.run(self.workflow(prompt, seed, self.tokens, core=True))
-                    wanted = self.shared.get().tokenizer.decode_bytes(result.token_ids).decode("utf-8", "replace")
-                    same = _letters(outputs["3"]["text"][0]) == _letters(wanted)
-                    self.checks += [] if same else [(False, "TextGenerate wrote another text than the engine alone")]
-                    taken["ComfyUI's node"] = took, None
-                for who, (took, rate) in taken.items():
-                    if turn:  # the first one warms up
-                        found.setdefault(who, []).append((took, rate, result.report.new_tokens))
+            found = self._compared(prompt, mtp, core and mtp == "auto")  # ComfyUI's node asks for nothing else
             rows += [_speed_row(who, mtp, measured) for who, measured in found.items()]
         rounds = self._rounds(prompt)
         if rounds is not None:
             rows.append({"who": "bench decode's rounds", "mtp": "off", "tokens_per_second": rounds})
         for row in rows:
             print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-        self.check(True, "every text is what the engine alone writes")
         if self.judged:
             self._judge(rows, rounds)
         return rows
+
+    def _compared(self, prompt, mtp, core):
+        """Who -> (seconds, tokens a second, tokens) of every run but the first, which warms up. Texts must agree."""
+        found, wrong = {}, []
+        for turn in range(self.runs + 1):
+            seed = self.new_seed()
+            nodes = self.workflow(prompt, seed, self.tokens, mtp=mtp)
+            seconds, result = self.alone(nodes)
+            taken = {"engine alone": (seconds, result.report.tokens_per_second)}
+            seconds, outputs = self.client.run(nodes)
+            wrong += [seed] * (outputs["2"]["text"] != [result.text])
+            taken["FastQwen's node"] = seconds, rate_of(outputs["2"]["report"][0])
+            if core:
+                seconds, outputs = self.client.run(self.workflow(prompt, seed, self.tokens, core=True))
+                text = self.module("nodes.clip").FastQwenClip("", self.shared).decode(result.token_ids)
+                wrong += [("core", seed)] * (_letters(outputs["3"]["text"][0]) != _letters(text))
+                taken["ComfyUI's node"] = seconds, None
+            for who, (seconds, rate) in taken.items():
+                found.setdefault(who, []).extend([(seconds, rate, result.report.new_tokens)] * (turn > 0))
+        self.check(not wrong, f"mtp {mtp}: every text is what the engine alone writes {wrong or ''}")
+        return found
 
     def _judge(self, rows, rounds):
         of = {(row["who"], row["mtp"]): row for row in rows}
@@ -176,177 +174,20 @@ class Runs:
             return None
         decode, tree = self.module("benchmarks.decode"), self.module("mtp.tree")
         context = len(engine.template.prompt_ids(prompt))
-        with self.shared.lock:
+        with self.shared.lock, self.torch.inference_mode():
             model = engine.memory.model_for(context + (decode.ROUNDS + decode.WARM + 4) * 8, lambda done, total: None)
             times = [decode._rounds(model, tree.OFF, context, decode.SETTINGS)["round_ms"] for _ in range(3)]
         return round(1e3 / median(times), 1)
 
-    def eviction(self):
-        """A model that leaves no room for ours, and ours back."""
-        import nodes
 
-        others = []  # keeps the other model while it is counted
-        nodes.NODE_CLASS_MAPPINGS["BenchmarkBigModel"] = _big_model(lambda size: others.append(self._load_other(size)))
-        engine, request = self.shared.loaded, self.workflow("a fox in the snow", self.new_seed(), self.tokens)
-        _, wanted = self.alone(request)
-        size = max(int(1.25 * self.shared.patcher.model_size()), 64 * MIB)
-        ballast = self._ballast(size)
-        earlier = self.workflow("before", self.new_seed(), 8)
-        self.client.run(earlier)
-        before = self.note("before the other model")
-        big = {"class_type": "BenchmarkBigModel", "inputs": {"bytes": size}}
-        seconds, _ = self.client.run(
-            earlier | {"9": big}
-        )  # beside what is there, or that is dropped
-        if not self.on_gpu:
-            self.management.free_memory(1e30, self.device)  # a CPU evicts nothing by itself
-        print(f"  the other model ({size / MIB:.0f} MiB) took {seconds:.1f} s to load", flush=True)
-        row = self.note("evicted")
-        self.check(not self.resident() and row["loaded_size"] == 0, "the other model had ours evicted as a whole")
-        if self.on_gpu:
-            back = before["allocated"] - row["allocated"] + size / MIB
-            self.check(back > before["loaded_size"] - 1, f"that gave {back:.0f} MiB back")
-        seconds, outputs = self.client.run(request)
-        self.check(outputs["2"]["text"] == [wanted.text], f"behind it the text is the same ({seconds:.1f} s in all)")
-        self.note("back")
-        self.check(self.resident() and self.shared.loaded is engine, "the same engine is back and counted as loaded")
-        others.clear()
-        del ballast
-        gc.collect()
-        self.management.cleanup_models_gc()
-        self.management.soft_empty_cache()
-
-    def _ballast(self, size):
-        """Fills the GPU but for what the other model needs by ComfyUI's own rule, and half of ours."""
-        if not self.on_gpu:
-            return None
-        manage, ours = self.management, self.shared.patcher.loaded_size()
-        room = 1.1 * size + max(manage.minimum_inference_memory(), manage.extra_reserved_memory()) + ours / 2
-        free = manage.get_free_memory(self.device) + ours - room
-        return self.torch.empty(max(int(free), 0), dtype=self.torch.uint8, device=self.device)
-
-    def _load_other(self, size):
-        """A patcher as ComfyUI has them over weights of so many bytes."""
-        from comfy.model_patcher import ModelPatcher
-
-        torch, module = self.torch, self.torch.nn.Module()
-        for index in range(max(size // (64 * MIB), 1)):
-            module.add_module(f"part{index}", part := torch.nn.Module())
-            part.weight = torch.nn.Parameter(torch.empty(32 * MIB, dtype=torch.bfloat16), requires_grad=False)
-        patcher = ModelPatcher(module, self.device, torch.device("cpu"))
-        self.management.load_models_gpu([patcher], force_full_load=True)
-        return patcher
-
-    def growth(self):
-        """Ten replies hold no more in the end than after the first."""
-        rows = []
-        for _ in range(10):
-            self.client.run(self.workflow("ten times", self.new_seed(), 60))
-            rows.append(self.note("") if not rows else self._quiet_note())
-        self._check_growth("ten replies", rows)
-
-    def _quiet_note(self):
-        keys = ("memory_allocated", "memory_reserved")
-        return {key[7:]: round(getattr(self.torch.cuda, key)(self.device) / MIB, 1) for key in keys if self.on_gpu}
-
-    def _check_growth(self, what, rows):
-        if not self.on_gpu:
-            return
-        for key in ("allocated", "reserved"):
-            values = [row[key] for row in rows]
-            self.check(max(values[1:]) <= values[1] + 1, f"{what} do not grow what is {key}: {values} MiB")
-
-    def interrupts(self):
-        """How long an interrupt takes while the prompt is read and while the reply is written."""
-        rows, times = [], {"reading": [], "tokens": []}
-        for turn in range(5):
-            for phase in times:
-                prompt = f"{turn} begins so. " + "word " * (self.long if phase == "reading" else 20)
-                since = self.client.seen
-                prompt_id = self.client.queue(self.workflow(prompt, self.new_seed(), 8 if phase == "reading" else 8000))
-                self.client.wait_for(LIVE, lambda data, phase=phase: _past_start(data["status"], phase), since)
-                asked = time.perf_counter()
-                self.client.post("/interrupt", {})
-                try:
-                    came, _ = self.client.wait_for("execution_interrupted", lambda data: True, since, 20)
-                    times[phase].append(came - asked)
-                except TimeoutError:
-                    times[phase].append(float("nan"))
-                self.client.ended(prompt_id, since)
-                gc.collect()
-            rows.append(self._quiet_note())
-        for phase, name in (("reading", "reading a prompt"), ("tokens", "writing")):
-            shown = ", ".join(f"{1e3 * value:.0f}" for value in times[phase])
-            self.check(all(value < 1 for value in times[phase]), f"interrupted while {name} after {shown} ms")
-        self._check_growth("interrupted replies", rows)
-        self.note("after interrupts")
-        return times
-
-    def unload(self):
-        """What ComfyUI's 'unload models' leaves."""
-        self.client.post("/free", {"unload_models": True, "free_memory": True})
-        deadline = time.monotonic() + 20
-        while (self.resident() or self.shared is not None) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        time.sleep(0.5)  # the worker goes on to empty the allocator's cache
-        row = self.note("unloaded")
-        self.check(not self.resident() and self.shared is None, "'unload models' and 'free memory' leave no engine")
-        if self.on_gpu:
-            left = row["allocated"] - self.memory[0]["allocated"]
-            self.check(left <= SPARE / MIB, f"{left:.1f} MiB more are allocated than before the model was loaded")
-
-    def streaming(self):
-        """Half of the weights' bytes as VRAM budget: the same text."""
-        tokens = min(self.tokens, 48)
-        self.client.run(self.workflow("warm up", self.new_seed(), 8))
-        request = self.workflow("streamed", self.new_seed(), tokens)
-        _, wanted = self.alone(request)
-        budget = self.shared.patcher.model_size() / 2 / GIB
-        self.unload()
-        self.client.run(self.workflow("warm up", self.new_seed(), 8, budget=budget))
-        for note in self.shared.get().notes:
-            print(f"  {note}", flush=True)
-        row = self.note("streamed")
-        request["1"]["inputs"]["vram_budget"] = budget
-        seconds, outputs = self.client.run(request)
-        rate = _rate(outputs["2"]["report"][0])
-        self.check(outputs["2"]["text"] == [wanted.text], f"streamed, the text is the same, at {rate} tokens/s")
-        if self.on_gpu:
-            self.check(row["model_size"] <= budget * 1024 + 512, "weights on the GPU keep to the budget")
-        self.unload()
-        return {"budget_GiB": round(budget, 2), "tokens_per_second": rate, "seconds": seconds}
-
-
-def _big_model(load):
-    """A node that calls `load` with a number of bytes."""
-
-    class BenchmarkBigModel:
-        RETURN_TYPES, FUNCTION, CATEGORY, OUTPUT_NODE = (), "load", "benchmark", True
-
-        @classmethod
-        def INPUT_TYPES(cls):
-            return {"required": {"bytes": ("INT", {"min": 0, "max": 2**62})}}
-
-        def load(self, bytes):
-            load(bytes)
-            return {"ui": {"text": ("loaded",)}}
-
-    return BenchmarkBigModel
-
-
-def _rate(report):
+def rate_of(report):
     """Tokens a second out of a node's report."""
     return float(report.split(" tokens/s")[0].rsplit(" ", 1)[1])
 
 
 def _letters(text):
-    """Without spaces at the ends, characters cut in the middle, and the tags of reasoning."""
-    return text.replace("\ufffd", "").replace("<think>", "").replace("</think>", "").strip()
-
-
-def _past_start(status, phase):
-    number = status.removeprefix("reading: ").split("/")[0].split(" ")[0]
-    return phase in status and number.isdigit() and int(number) > 0
+    """Without spaces at the ends and the tags of reasoning, which ComfyUI's node cuts."""
+    return text.replace("<think>", "").replace("</think>", "").strip()
 
 
 def _speed_row(who, mtp, measured):

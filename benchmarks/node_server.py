@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACK = "ComfyUI-FastQwen"
 CLIENT = "benchmark"
-START_SECONDS, RUN_SECONDS = 240, 300
+START_SECONDS, RUN_SECONDS = 240, 150
 
 
 def serve(comfy: Path, base: Path, flags: list[str], drive: Callable[["Client"], int]):
@@ -106,13 +106,16 @@ class Client:
         return len(self._messages)
 
     def wait_for(self, kind: str, accept: Callable[[dict], bool], since: int, seconds: float = RUN_SECONDS):
-        """(time it came, data) of the first message of a type that `accept` takes. Raises TimeoutError."""
+        """(time it came, data) of the first message of a type that `accept` takes. Raises TimeoutError, or RuntimeError
+        if a node failed meanwhile."""
         deadline = time.monotonic() + seconds
         with self._news:
             while True:
                 for came, found, data in self._messages[since:]:
                     if found == kind and accept(data):
                         return came, data
+                    if found == "execution_error":
+                        raise RuntimeError(_failure(data))
                 since = len(self._messages)
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -134,9 +137,7 @@ class Client:
         entry = self.get(f"/history/{prompt_id}")[prompt_id]
         messages = dict(entry["status"]["messages"])
         if entry["status"]["status_str"] != "success":
-            error = messages.get("execution_error", entry["status"])
-            raise RuntimeError(f"{error.get('exception_type')}: {error.get('exception_message')}"
-                               + "".join(error.get("traceback", ())))  # fmt: skip
+            raise RuntimeError(_failure(messages.get("execution_error", entry["status"])))
         seconds = (messages["execution_success"]["timestamp"] - messages["execution_start"]["timestamp"]) / 1e3
         return seconds, entry["outputs"]
 
@@ -158,3 +159,7 @@ class Client:
                     with self._news:
                         self._messages.append((time.perf_counter(), body["type"], body["data"]))
                         self._news.notify_all()
+
+
+def _failure(data):
+    return f"{data.get('exception_type')}: {data.get('exception_message')}{''.join(data.get('traceback', ()))}"

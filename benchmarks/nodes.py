@@ -16,16 +16,19 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 from .node_server import serve
 
+PARTS = ("speed", "growth", "eviction", "interrupts", "unload", "streaming")
 SHAPES = ("demo", "small", "9b", "27b")
 PROMPT = "Tell a long story about a fox who looks for a warm place. " * 20
 
 
 def drive(client, arguments) -> int:
     """The measurements, once the server runs; 1 if a check failed."""
+    from . import node_memory
     from .node_runs import Runs
 
     started = time.perf_counter()
@@ -43,10 +46,8 @@ def drive(client, arguments) -> int:
           f"{arguments.shape}", flush=True)  # fmt: skip
     found = {"what": "bench nodes", "shape": arguments.shape, "device": where, "torch": torch.__version__,
              "comfyui": version, "allocator": allocator, "dynamic_vram": dynamic}  # fmt: skip
-    parts = {
-        "load": runs.load, "speed": lambda: runs.speed(PROMPT), "growth": runs.growth, "eviction": runs.eviction,
-        "interrupts": runs.interrupts, "unload": runs.unload, "streaming": runs.streaming,
-    }  # fmt: skip
+    parts = {"load": runs.load, "speed": lambda: runs.speed(PROMPT)}
+    parts |= {name: partial(getattr(node_memory, name), runs) for name in PARTS if name not in parts}
     for name in parts:
         if name in arguments.parts or name == "load":
             print(f"{name} ({time.perf_counter() - started:.0f} s)", flush=True)
@@ -88,8 +89,7 @@ def main() -> int:
     add("--tokens", type=int, default=300, help="length of the replies that are timed (default 300)")
     add("--runs", type=int, default=5, help="timed replies of each kind (default 5)")
     add("--long", type=int, default=60_000, help="words of the prompt that is interrupted (default 60000)")
-    parts = ("speed", "growth", "eviction", "interrupts", "unload", "streaming")
-    add("--parts", nargs="+", choices=parts, default=parts, help="default: all")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     add("--folder", type=Path, help="where to write models (default: the system's temporary folder)")
     add("--cpu", action="store_true", help="run ComfyUI without a GPU")
     add("--flag", action="append", default=[], metavar="FLAG", help="for ComfyUI, e.g. --flag=--disable-dynamic-vram")
