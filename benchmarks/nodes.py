@@ -38,10 +38,9 @@ def drive(client, arguments) -> int:
     torch = runs.torch
     where = torch.cuda.get_device_name(runs.device) if runs.on_gpu else "CPU"
     allocator = torch.cuda.get_allocator_backend() if runs.on_gpu else None
-    from comfy import memory_management
     from comfyui_version import __version__ as version
 
-    dynamic = getattr(memory_management, "aimdo_enabled", False)
+    dynamic = getattr(sys.modules.get("comfy.memory_management"), "aimdo_enabled", False)
     print(f"{where}, torch {torch.__version__}, ComfyUI {version}, allocator {allocator}, dynamic VRAM {dynamic}, "
           f"{arguments.shape}", flush=True)  # fmt: skip
     found = {"what": "bench nodes", "shape": arguments.shape, "device": where, "torch": torch.__version__,
