@@ -93,7 +93,7 @@ def interrupts(runs):
     for turn in range(5):
         for phase in times:
             prompt = f"{turn} begins so. " + "word " * (runs.long if phase == "reading" else 20)
-            far = turn / 20  # of the prompt: chunks take longer behind more of it
+            far = turn / 8  # of the prompt: chunks take longer behind more of it
             since = runs.client.seen
             prompt_id = runs.client.queue(runs.workflow(prompt, runs.new_seed(), 8 if phase == "reading" else 8000))
             runs.client.wait_for(LIVE, lambda data, at=(phase, far): _is_past(data["status"], *at), since)
