@@ -84,7 +84,9 @@ def _check_growth(runs, what, rows):
         return
     for key in ("allocated", "reserved"):
         values = [row[key] for row in rows]
-        runs.check(max(values[1:]) <= values[1] + 1, f"{what} do not grow what is {key}: {values} MiB")
+        half = (len(values) + 1) // 2  # ComfyUI empties the allocator's cache now and then
+        grown = max(values[half:]) - max(values[:half])
+        runs.check(grown <= 1, f"{what} do not grow what is {key}: {values} MiB")
 
 
 def interrupts(runs):
