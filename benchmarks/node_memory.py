@@ -118,12 +118,24 @@ def interrupts(runs):
 
 
 def unload(runs):
-    """What ComfyUI's 'unload models' leaves."""
+    """What ComfyUI's 'unload models' leaves: first while it keeps the outputs of nodes, then without."""
+    request = runs.workflow("a fox in the rain", runs.new_seed(), runs.tokens)
+    _, wanted = runs.alone(request)
+    runs.client.run(runs.workflow("before", runs.new_seed(), 8))
+    runs.client.post("/free", {"unload_models": True, "free_memory": False})
+    _until(lambda: not runs.resident())
+    row = runs.note("unloaded, in RAM")
+    there = runs.shared is not None and row["loaded_size"] == 0
+    runs.check(not runs.resident() and there, "'unload models' leaves the engine in RAM")
+    seconds, outputs = runs.client.run(request)
+    runs.check(outputs["2"]["text"] == [wanted.text], f"behind it the text is the same ({seconds:.1f} s in all)")
+    _unload(runs)
+
+
+def _unload(runs):
+    """As the button for models and cached outputs does."""
     runs.client.post("/free", {"unload_models": True, "free_memory": True})
-    deadline = time.monotonic() + 20
-    while (runs.resident() or runs.shared is not None) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(0.5)  # the worker goes on to empty the allocator's cache
+    _until(lambda: not runs.resident() and runs.shared is None)
     row = runs.note("unloaded")
     runs.check(not runs.resident() and runs.shared is None, "'unload models' and 'free memory' leave no engine")
     if runs.on_gpu:
@@ -133,15 +145,25 @@ def unload(runs):
         runs.check(left <= (1 if earlier else SPARE), f"{left:.1f} MiB more are allocated than {before}")
 
 
+def _until(done):
+    deadline = time.monotonic() + 20
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.5)  # the worker goes on to empty the allocator's cache
+
+
 def streaming(runs):
     """Half of the weights' bytes as VRAM budget, of a small model's more, which is mostly tables: the same text."""
     tokens = min(runs.tokens, 48)
-    runs.client.run(runs.workflow("warm up", runs.new_seed(), 8))
+    if runs.shared is None:
+        nodes, text = runs.first
+        _, outputs = runs.client.run(nodes)
+        runs.check(outputs["2"]["text"] == text, "loaded anew, the text is the same")
     request = runs.workflow("streamed", runs.new_seed(), tokens)
     _, wanted = runs.alone(request)
     size = runs.shared.loaded.memory.weight_bytes / GIB
     budget = size * (0.5 if size > 1 else 0.7)
-    unload(runs)
+    _unload(runs)
     runs.client.run(runs.workflow("warm up", runs.new_seed(), 8, budget=budget))
     for note in runs.shared.get().notes:
         print(f"  {note}", flush=True)
@@ -153,7 +175,7 @@ def streaming(runs):
     if runs.on_gpu:
         weights = runs.shared.loaded.memory.weight_bytes / GIB
         runs.check(weights <= budget, f"{weights:.3f} GiB of weights on the GPU, the budget is {budget:.3f}")
-    unload(runs)
+    _unload(runs)
     return {"budget_GiB": round(budget, 2), "tokens_per_second": rate, "seconds": seconds}
 
 

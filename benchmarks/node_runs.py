@@ -32,6 +32,7 @@ class Runs:
         self.on_gpu = self.device.type == "cuda"
         self.checks: list[tuple[bool, str]] = []
         self.memory: list[dict] = []
+        self.first: tuple[dict, list] | None = None  # a workflow and the text it gave
         self._pack = next(name for name in sys.modules if name.endswith(PACK))
         self._seed = 0
 
@@ -115,7 +116,7 @@ class Runs:
         self.client.wait_for(LIVE, lambda data: "tokens" in data["status"], since)
         self.note("while writing")
         self.client.ended(prompt_id, since)
-        self.client.outcome(prompt_id)
+        self.first = nodes, self.client.outcome(prompt_id)[1]["2"]["text"]
         self.note("after the reply")
 
     def speed(self, prompt):
