@@ -167,6 +167,20 @@ class Runs:
             ratio = of["FastQwen's node", "off"]["tokens_per_second"] / rounds
             self.check(ratio > 0.97, f"FastQwen's node, mtp off: {ratio:.3f} of the rate of bench decode's rounds")
 
+    def graphs(self):
+        """With ComfyUI's allocator, passes that were captured write what passes launched kernel by kernel do: the
+        demo."""
+        engine, texts = self.module("engine"), []
+        settings = [engine.GREEDY] + [engine.SamplingSettings(**SAMPLING | {"top_k": top_k}) for top_k in (20, 0)]
+        for captured in (True, False):
+            with self.torch.inference_mode():
+                loaded = engine.load("demo", device=str(self.device), graphs=captured)
+                texts.append([
+                    loaded.generate("a fox in the snow", settings=kind, seed=3, max_tokens=60, mtp=mtp).token_ids
+                    for kind in settings for mtp in ("off", "3")
+                ])  # fmt: skip
+        self.check(texts[0] == texts[1], "six texts of the demo are the same with captured passes and without")
+
     def _rounds(self, prompt):
         """The figure of `fastqwen bench decode` without drafts, over this engine; None without a GPU or for a small
         vocabulary, which that benchmark's prompts do not fit."""

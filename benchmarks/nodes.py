@@ -21,13 +21,15 @@ from pathlib import Path
 
 from .node_server import serve
 
-PARTS = ("speed", "growth", "eviction", "interrupts", "unload", "streaming")
+PARTS = ("speed", "growth", "eviction", "interrupts", "unload", "streaming", "graphs")
 SHAPES = ("demo", "small", "9b", "27b")
 PROMPT = "Tell a long story about a fox who looks for a warm place. " * 20
 
 
 def drive(client, arguments) -> int:
     """The measurements, once the server runs; 1 if a check failed."""
+    from comfyui_version import __version__ as version
+
     from . import node_memory
     from .node_runs import Runs
 
@@ -38,15 +40,14 @@ def drive(client, arguments) -> int:
     torch = runs.torch
     where = torch.cuda.get_device_name(runs.device) if runs.on_gpu else "CPU"
     allocator = torch.cuda.get_allocator_backend() if runs.on_gpu else None
-    from comfyui_version import __version__ as version
-
     dynamic = getattr(sys.modules.get("comfy.memory_management"), "aimdo_enabled", False)
     print(f"{where}, torch {torch.__version__}, ComfyUI {version}, allocator {allocator}, dynamic VRAM {dynamic}, "
           f"{arguments.shape}", flush=True)  # fmt: skip
     found = {"what": "bench nodes", "shape": arguments.shape, "device": where, "torch": torch.__version__,
              "comfyui": version, "allocator": allocator, "dynamic_vram": dynamic}  # fmt: skip
     parts = {"load": runs.load, "speed": lambda: runs.speed(PROMPT)}
-    parts |= {name: partial(getattr(node_memory, name), runs) for name in PARTS if name not in parts}
+    parts |= {name: partial(getattr(node_memory, name), runs) for name in PARTS if hasattr(node_memory, name)}
+    parts["graphs"] = runs.graphs
     for name in parts:
         if name in arguments.parts or name == "load":
             print(f"{name} ({time.perf_counter() - started:.0f} s)", flush=True)
