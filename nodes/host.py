@@ -113,8 +113,8 @@ class Watch:
     """Moves ComfyUI's progress bar, shows text on the node and lets the interrupt through.
 
     Asked at every tensor loaded and every step of a reply; raises ComfyUI's InterruptProcessingException (a
-    BaseException) when the user stopped the run. The bar moves ten times a second: before January 2026 ComfyUI sends a
-    message every time, which takes longer than a small model's step may.
+    BaseException) when the user stopped the run. The bar moves ten times a second: before January 2026 ComfyUI sends
+    messages at every call, which took 0.1 ms of a step of two.
     """
 
     def __init__(self, clock=time.monotonic):
