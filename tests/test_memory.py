@@ -66,6 +66,19 @@ def test_views_of_one_storage_stay_so_and_the_old_memory_goes():
     assert torch.equal(alone, torch.ones(3))
 
 
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("moved", [True, False])
+def test_tensors_can_be_used_wherever_they_were_loaded_and_moved(loaded, moved):
+    with torch.inference_mode(loaded):
+        tensor = torch.arange(6.0)
+    with torch.inference_mode(moved):
+        move([[tensor]], CPU)
+    assert tensor.is_inference() == loaded
+    for used in (loaded, True):
+        with torch.inference_mode(used):
+            assert tensor[torch.tensor([2, 1])].tolist() == [2, 1] and tensor.add_(0).view(2, 3)[1, 2] == 5
+
+
 def test_an_engine_that_was_given_up_comes_back_by_itself_with_the_same_text(engine, wanted):
     whole = engine.bytes_on_device()
     assert engine.memory.resident and whole == engine.memory.weight_bytes
