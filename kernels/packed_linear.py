@@ -23,7 +23,7 @@ adding 1536 rounds it half to even at its integers. The portable form looks leve
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ from torch import Tensor
 from . import float_linear
 from .packed import Layout
 
-_MOST_PARTS = 5  # of a slab
 WINDOW = 32  # scale bytes whose levels are kept in registers
 
 
@@ -250,26 +249,21 @@ def launch_config(layout: Layout, multiprocessors: int, beside: bool = False) ->
         return Config(8 if layout.rows <= 4096 else 4, layout.rows, True)  # a block for each slab
     if layout.rows <= 4096:
         return Config(8, layout.rows, layout.columns <= 4096)
-    slabs = layout.rows // 16
-    all_at_once = 640 < slabs <= 8 * multiprocessors  # with two warps on each slab
-    if all_at_once and not (beside and layout.columns > 4096):
+    if layout.columns > 8192:
+        return Config(8, 2 * multiprocessors, False, parts=3)
+    slabs, two_warps = layout.rows // 16, Config(2, 8 * multiprocessors, False)
+    slow_beside = beside and layout.columns > 4096
+    if 10240 < layout.rows <= 32768 and slow_beside:
+        return Config(4, slabs, False)
+    if 640 < slabs <= two_warps.blocks:  # all at once
         return Config(2, 9 * multiprocessors, False, registers=112)
-    if slabs > 64 * multiprocessors:  # an output head: its last turn is a small part of it
-        return Config(2, 8 * multiprocessors, False)
-    found = [Config(4, 4 * multiprocessors, layout.columns <= 4096)]
-    found += [Config(4, 4 * multiprocessors, False, parts=parts) for parts in range(2, _MOST_PARTS + 1)]
-    if not beside:
-        found += [Config(2, 8 * multiprocessors, False, parts=parts) for parts in range(1, _MOST_PARTS + 1)]
-    return min(found, key=lambda config: record_turns(layout, config))
-
-
-def record_turns(layout: Layout, config: Config) -> int:
-    """How many records the busiest warp reads one after the other."""
-    records, slabs = layout.columns // layout.record_columns, layout.rows // 16
-    cut = cut_slabs(layout, config)
-    of_part = -(-records // config.parts)
-    whole, parts = (-(-count // config.blocks) for count in (slabs - cut, cut * config.parts))
-    return whole * -(-records // config.warps) + parts * -(-of_part // config.warps)
+    # Parts of one record a warp. Only where they are few: meeting costs a microsecond, which other blocks' work hides.
+    cut = replace(two_warps, parts=-(-(layout.columns // layout.record_columns) // 2))
+    if slabs > two_warps.blocks and 8 * cut_slabs(layout, cut) <= cut.blocks:
+        return cut
+    if layout.rows > 32768:
+        return two_warps
+    return Config(4, 4 * multiprocessors, layout.columns <= 4096)
 
 
 def _check(x8, x_scale, weight, residual, out):

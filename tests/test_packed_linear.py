@@ -119,13 +119,16 @@ def test_a_launch_that_cuts_slabs_wants_room_for_their_sums():
             run(weight, *random_rows(512), portable=False, config=config, joint=wrong)
 
 
-def test_slabs_are_cut_where_that_spares_the_busiest_warp_records():
-    layout = Layout(4, 17408, 5120)  # 1088 slabs of ten records
-    assert packed_linear.record_turns(layout, Config(2, 1056, False)) == 10
-    assert packed_linear.record_turns(layout, Config(2, 1056, False, parts=5)) == 6
-    assert packed_linear.record_turns(layout, Config(4, 528, False, parts=3)) == 7
-    chosen = packed_linear.launch_config(layout, 132)
-    assert packed_linear.record_turns(layout, chosen) == 6 and packed_linear.cut_slabs(layout, chosen) == 32
+def test_few_slabs_of_a_last_turn_are_cut_and_many_are_not():
+    for rows, columns, cut in (
+        (17408, 5120, 32),
+        (34816, 5120, 64),
+        (5120, 17408, 56),
+        (24576, 4096, 0),
+        (4096, 4096, 0),
+    ):
+        layout = Layout(4, rows, columns)
+        assert packed_linear.cut_slabs(layout, packed_linear.launch_config(layout, 132)) == cut
 
 
 @pytest.mark.parametrize("portable", FORMS)
