@@ -123,7 +123,11 @@ class KVCache:
         slots = slice(self.length, self.length + k.shape[0])
         self.keys.write(slots, k)
         self.values.write(slots, v)
-        self.length, self._staged = slots.stop, ()
+        self.appended(k.shape[0])
+
+    def appended(self, tokens: int):
+        """Says that a kernel stored that many prompt tokens behind the committed ones."""
+        self.length, self._staged = self.length + tokens, ()
 
     def rows(self, start: int, end: int) -> tuple[Tensor, ...]:
         """Keys and values of slots start..end-1 as they are stored: views, for `restore`."""

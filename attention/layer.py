@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention import decode_row, prefill_rows
+from ..kernels.attention_append import append_prompt
 from ..kernels.attention_control import HEAD_DIMS
 from ..kernels.prefill_attention import prefill_attention
 from ..kernels.rms_norm import rms_norm
@@ -74,6 +75,8 @@ class GatedAttention:
         Their keys and values are committed.
         """
         start = cache.length
+        if cache.prefill_kernel and cache.scratch is not None:
+            return self._prefill_by_kernels(x, cos, sin, cache)
         q, gate, k, v = self._heads(*self.qkv(x), cos, sin)
         q, k = cache.for_cache(q, k)
         cache.append(k, v)
@@ -112,12 +115,28 @@ class GatedAttention:
         mixed = self._attend(self.qkv.verify(x, SLOTS), cos, sin, control, cache)
         return self.out.verify(mixed, SLOTS, x)[0]
 
+    def _prefill_by_kernels(self, x, cos, sin, cache):
+        c, start = self.config, cache.length
+        query_gate, k, v = projected = self._by_heads(self.qkv(x))
+        q = query_gate.new_empty(len(x), c.heads, c.head_dim, dtype=cache.query_dtype(x.dtype))
+        append_prompt(
+            projected, (self.q_norm, self.k_norm), (cos, sin), eps=c.rms_eps, keys=cache.keys, values=cache.values,
+            start=start, q=q,
+        )  # fmt: skip
+        cache.appended(len(x))
+        out, int8 = x.new_empty(q.shape), rounds_queries(cache.keys.numbers.dtype, x.dtype)
+        o = prefill_attention(q, cache.keys, cache.values, start=start, out=out, int8_queries=int8)
+        return self.out(_gated(o, query_gate[..., c.head_dim :]), x)[0]
+
     def _attend(self, projected, cos, sin, control, cache):
         c = self.config
-        widths = ((c.heads, 2 * c.head_dim), (c.kv_heads, c.head_dim), (c.kv_heads, c.head_dim))
-        projected = tuple(x.view(-1, *width) for x, width in zip(projected, widths, strict=True))
         norms = self.q_norm, self.k_norm
-        return attend(projected, norms, (cos, sin), eps=c.rms_eps, control=control, cache=cache)
+        return attend(self._by_heads(projected), norms, (cos, sin), eps=c.rms_eps, control=control, cache=cache)
+
+    def _by_heads(self, projected):
+        c, (q, k, v) = self.config, projected
+        size = c.kv_heads, c.head_dim
+        return q.view(-1, c.heads, 2 * c.head_dim), k.view(-1, *size), v.view(-1, *size)
 
     def _heads(self, q, k, v, cos, sin):
         """What the projections give -> q and gate [..., heads, D], k and v [..., kv_heads, D]."""

@@ -30,6 +30,7 @@ from .timing import provenance, read_ceiling
 
 MEASURED = (OFF, Tree.chain(1), Tree.chain(3), Tree.chain(5), Tree((7,)), Tree((1,) * 7))
 ROUNDS, WARM = 40, 6
+PROMPTS = 512, 2048  # tokens; each is one chunk
 SETTINGS = SamplingSettings(temperature=0.7, top_k=20, top_p=0.8, presence_penalty=1.5)
 
 
@@ -79,7 +80,7 @@ def bench(
         "verify_ms": times[Tree.chain(5)]["verify_ms"], "draft_first_ms": round(first, 3),
         "draft_level_ms": round(level, 3), "rounds": rows,
         "second_call_ms": round(_second_call(model, context), 2),
-        "prefill_ms": {str(tokens): round(_prefill(model, tokens), 1) for tokens in (512, 2048) if tokens <= capacity},
+        "prefill_ms": _prompts(model),
     }  # fmt: skip
     if mtp.short is not None:
         summary["profiles_assume"] = "no draft is lost to the shortlist"
@@ -178,9 +179,24 @@ def _second_call(model, context):
     return 1e3 * median(found)
 
 
+def _prompts(model):
+    """Milliseconds of prompts of one chunk."""
+    found: dict[str, float] = {}
+    for tokens in PROMPTS:
+        fits = model.capacity >= tokens + 64
+        own = model if fits else DeviceModel(
+            model.trunk, model.head, capacity=tokens + 64, vocab=model.vocab, graphs=False
+        )  # fmt: skip
+        found[str(tokens)] = round(_prefill(own, tokens), 1)
+        if not fits:
+            own.release()
+    print("  prefill_ms " + ", ".join(f"{tokens} {ms}" for tokens, ms in found.items()), flush=True)
+    return found
+
+
 def _prefill(model, tokens):
     found = []
-    for _ in range(3):
+    for _ in range(5):
         session, passes = _passes(model, Tree.chain(1), tokens, 8)
         torch.cuda.synchronize()
         started = time.perf_counter()

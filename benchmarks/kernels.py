@@ -12,7 +12,7 @@ import torch
 
 from ..kernels import prepare
 from ..kernels.packed import Layout
-from ..kernels.packed_linear import PlainRows, launch_config, packed_linear
+from ..kernels.packed_linear import PlainRows, launch_config, new_joint, packed_linear
 from . import deltanet, prefill
 from .attention import bench_attention
 from .linear_sweep import check, random_weight
@@ -93,6 +93,7 @@ def _bench_group(sizes, plain_rows, columns, prologue, bits, device, ceiling):
     residual = torch.randn(8, sizes[0], dtype=torch.bfloat16, device=device) if len(sizes) == 1 else None
     buffers = prepare.allocate(columns, device, normed=torch.bfloat16 if plain_rows else None)
     out = torch.empty(8, layout.rows, dtype=torch.bfloat16, device=device)
+    launch = {"config": config, "joint": new_joint(layout, config, device), "dependent": True}
     plain = None
     if plain_rows:
         small = torch.randn(sum(plain_rows), columns, dtype=torch.bfloat16, device=device)
@@ -100,14 +101,10 @@ def _bench_group(sizes, plain_rows, columns, prologue, bits, device, ceiling):
 
     def group(weight):
         ready = prepare.prepare(x, buffers, swiglu=prologue == "swiglu", dependent=True, **norm)
-        packed_linear(
-            ready.x8, ready.x_scale, weight, residual=residual, plain=plain, out=out, config=config, dependent=True
-        )  # fmt: skip
+        packed_linear(ready.x8, ready.x_scale, weight, residual=residual, plain=plain, out=out, **launch)
 
     def linear(weight):
-        packed_linear(
-            buffers.x8, buffers.x_scale, weight, residual=residual, plain=plain, out=out, config=config, dependent=True
-        )  # fmt: skip
+        packed_linear(buffers.x8, buffers.x_scale, weight, residual=residual, plain=plain, out=out, **launch)
 
     turns = [weights[i % copies] for i in range(CALLS)]
     both = graph_microseconds([lambda w=w: group(w) for w in turns])
@@ -128,14 +125,14 @@ def _bench_single(rows, columns, bits, device, ceiling):
     if not check(weights[0], config, device, dependent=True):
         raise AssertionError(f"{layout} differs from the integer reference")
     out = torch.empty(8, rows, dtype=torch.bfloat16, device=device)
-    times = {}
+    times, joint = {}, new_joint(layout, config, device)
     for live in (8, 1):
         x8 = torch.randint(-127, 128, (columns // 64, 8, 64), dtype=torch.int8, device=device)
         x8[:, live:] = 0
         x_scale = torch.ones(8, device=device)
         calls = [
             lambda w=weights[i % copies], x8=x8, x_scale=x_scale: packed_linear(
-                x8, x_scale, w, out=out, config=config, dependent=True
+                x8, x_scale, w, out=out, config=config, joint=joint, dependent=True
             )
             for i in range(CALLS)
         ]

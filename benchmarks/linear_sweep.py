@@ -3,7 +3,8 @@
 python -m fastqwen.benchmarks.linear_sweep [--bits 4 6 8] [--shapes 34816x5120 ...] [--beside 96]
 
 Blocks are so many a multiprocessor, or "even": as many as make every one take the same number of slabs, where the last
-slab of a few blocks would otherwise run alone. --beside adds plain rows to the launch, as DeltaNet's a and b are.
+slab of a few blocks would otherwise run alone. Or those last slabs are cut into parts. --beside adds plain rows to the
+launch, as DeltaNet's a and b are.
 """
 
 import argparse
@@ -14,7 +15,16 @@ import torch
 
 from ..kernels import packed
 from ..kernels.packed import Layout
-from ..kernels.packed_linear import Config, PackedWeight, PlainRows, magnitude_table, packed_linear, reference
+from ..kernels.packed_linear import (
+    Config,
+    PackedWeight,
+    PlainRows,
+    cut_slabs,
+    magnitude_table,
+    new_joint,
+    packed_linear,
+    reference,
+)
 from .timing import graph_microseconds, read_ceiling
 
 SHAPES = [
@@ -56,7 +66,7 @@ def check(weight: PackedWeight, config, device: torch.device, dependent: bool) -
     x_scale = torch.rand(8, device=device) * 1e-2
     out = torch.full((8, layout.rows), float("nan"), device=device)
     packed_linear(x8.view(8, -1, 64).transpose(0, 1).contiguous(), x_scale, weight, out=out, config=config,
-                  dependent=dependent)  # fmt: skip
+                  joint=new_joint(layout, config, device), dependent=dependent)  # fmt: skip
     slabs = min(4, layout.rows // 16)
     codes, scales = packed.read_rows(weight.storage, layout, 0, slabs)
     levels = packed.level_table(CODEBOOK, 4 if layout.bits == 8 else layout.bits).to(device)
@@ -78,34 +88,41 @@ def time_config(weights: list[PackedWeight], config, beside: int = 0) -> float:
         matrices = torch.randn(len(weights), beside, layout.columns, dtype=torch.bfloat16, device=device)
         plain = [PlainRows(x, matrix, out.new_empty(8, beside)) for matrix in matrices]
     pairs = (list(zip(weights, plain, strict=True)) * CALLS)[: max(CALLS, len(weights))]
+    joint = new_joint(layout, config, device)
     calls = [
-        lambda w=w, p=p: packed_linear(x8, x_scale, w, out=out, plain=p, config=config, dependent=True)
+        lambda w=w, p=p: packed_linear(x8, x_scale, w, out=out, plain=p, config=config, joint=joint, dependent=True)
         for w, p in pairs
     ]
     return graph_microseconds(calls, 8)
 
 
-def configs(slabs: int, multiprocessors: int) -> list[Config]:
-    """Every launch to try on so many slabs."""
+def configs(layout: Layout, multiprocessors: int) -> list[Config]:
+    """Every launch to try on a matrix."""
     found = []
+    slabs, records = layout.rows // packed.SLAB, layout.columns // layout.record_columns
     for (warps, units, registers), early in itertools.product(CONFIGS, (False, True)):
-        blocks = min(units * multiprocessors, slabs)
+        resident = units * multiprocessors
+        blocks = min(resident, slabs)
         turns = -(-slabs // blocks)
         found += [Config(warps, count, early, registers) for count in {blocks, -(-slabs // turns)}]
+        # Each warp of a part has one record, or two.
+        parts = {-(-records // (warps * each)) for each in (1, 2)} | {2} if units != ALL and not early else set()
+        cut = [Config(warps, resident, early, registers, count) for count in parts if count > 1]
+        found += [config for config in cut if cut_slabs(layout, config)]
     return list(dict.fromkeys(found))
 
 
 def sweep(layout: Layout, device: torch.device, beside: int = 0) -> dict:
-    """The best configurations of one shape: microseconds, warps, blocks, whether early, registers."""
+    """The best configurations of one shape: microseconds, warps, blocks, whether early, registers, parts."""
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     copies = max(2, min(24, int(MAX_COPY_BYTES // layout.bytes)))
     weights = [random_weight(layout, device) for _ in range(copies)]
     found = []
-    for config in configs(layout.rows // packed.SLAB, multiprocessors):
+    for config in configs(layout, multiprocessors):
         if not check(weights[0], config, device, True):
             return {"WRONG": str(config)}
         time = round(time_config(weights, config, beside), 2)
-        found.append((time, config.warps, config.blocks, config.early, config.registers or 0))
+        found.append((time, config.warps, config.blocks, config.early, config.registers or 0, config.parts))
     found.sort()
     return {"us": found[0][0], "GBps": round(layout.bytes / found[0][0] / 1e3), "best": found[:6]}
 

@@ -15,7 +15,7 @@ from ..engine import GREEDY, load
 from ..engine.device_model import DeviceModel
 from ..engine.streaming import Placement, StreamedBlock
 from ..mtp.tree import OFF, Tree
-from .decode import _prefill, _rounds
+from .decode import SETTINGS, _prefill, _rounds
 from .random_model import random_model
 from .timing import provenance
 
@@ -57,7 +57,7 @@ def measure(shape: str, bits: int, budget: float | None, rate: float) -> dict:
     streamed = [layer.bytes for layer, block in zip(placement.layers, trunk.blocks, strict=False)
                 if isinstance(block, StreamedBlock)]  # fmt: skip
     model = DeviceModel(trunk, mtp, capacity=PROMPT + 512, vocab=trunk.config.vocab_size, graphs=not placement.streams)
-    plain, deep = _rounds(model, OFF, CONTEXT), _rounds(model, Tree.chain(3), CONTEXT)
+    plain, deep = (_rounds(model, tree, CONTEXT, SETTINGS) for tree in (OFF, Tree.chain(3)))
     row = {
         "budget_GiB": budget, "streamed_layers": len(streamed), "streamed_GiB": round(sum(streamed) / 2**30, 2),
         "allocated_GiB": round(torch.cuda.memory_allocated() / 2**30, 2), "round_ms": plain["round_ms"],
@@ -77,7 +77,8 @@ def main():
     arguments = parser.parse_args()
     same_text("cuda")
     rate = copy_rate(torch.device("cuda"))
-    print(f"{torch.cuda.get_device_name()}, RAM to GPU {rate:.1f} GB/s; {arguments.shape}, W{arguments.bits}A8")
+    print(f"{torch.cuda.get_device_name()}, RAM to GPU {rate:.1f} GB/s; {arguments.shape}, W{arguments.bits}A8",
+          flush=True)  # fmt: skip
     rows = []
     for budget in (None, *arguments.budgets):
         rows.append(measure(arguments.shape, arguments.bits, budget, rate))

@@ -1,6 +1,6 @@
-"""Times pictures on a GPU: preparing them and the vision tower, random weights of a released size.
+"""Times pictures on a GPU: preparing them, the vision tower, and a reply's first token; random weights of real sizes.
 
-python -m fastqwen.benchmarks.vision [--shape 0.8b 4b 9b 27b] [--pixels 1024 1536 2048]
+python -m fastqwen.benchmarks.vision [--shape 0.8b 4b 9b 27b] [--pixels 1024 1536 2048] [--first-token 1536]
 
 Correctness first: resizing against Pillow's bits, the tower in bf16 against itself in fp32.
 """
@@ -15,12 +15,23 @@ import numpy
 import torch
 from PIL import Image
 
+from ..engine.device_model import DeviceModel
+from ..engine.device_passes import DevicePasses
+from ..engine.media import Embedded
+from ..engine.sampling import GREEDY
+from ..engine.session import Session
 from ..model.image_rules import ImageRules
 from ..model.images import fit, image_patches, levels
+from ..model.media import Span, rope_positions
 from ..model.resample import resize
 from ..model.vision import Grid, VisionTower
 from ..model.vision_config import VisionConfig
+from ..mtp.planner import Fixed
+from ..mtp.tree import Tree
+from .random_model import random_model
 from .timing import provenance
+
+TEXT = 32  # tokens before a picture, and behind it
 
 # hidden, intermediate, layers, heads, the text model's hidden size
 SIZES = {
@@ -85,10 +96,57 @@ def milliseconds(call, repeats: int = 7) -> tuple[float, float]:
     return tuple(round(1e3 * median(values), 2) for values in zip(*times[2:], strict=True))
 
 
+class Laps:
+    """Milliseconds of calls, each until the GPU is done."""
+
+    def __init__(self):
+        self.ms: dict[str, float] = {}
+
+    def __call__(self, part: str, call):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        result = call()
+        torch.cuda.synchronize()
+        self.ms[part] = 1e3 * (time.perf_counter() - started)
+        return result
+
+
+def first_token(shape: str, side: int, rules: ImageRules, device: torch.device) -> dict:
+    """Milliseconds from a square image in RAM to a reply's first token, text model in W4A8 with drafts, by parts."""
+    trunk, head, _ = random_model(shape, device, bits=4, head="w4a8", kv="int8")
+    config, size = config_of(shape), fit(side, side, rules)
+    tower = VisionTower(RandomReader(config, device, torch.bfloat16), config, device)
+    image, grid = torch.rand(side, side, 3), Grid(1, *(edge // rules.patch for edge in size))
+    count = grid.rows * grid.columns // rules.merge**2
+    ids = torch.randint(0, 10_000, (TEXT + count + TEXT,), generator=torch.Generator().manual_seed(0)).tolist()
+    span = Span(TEXT, grid.rows // rules.merge, grid.columns // rules.merge, 0, 0)
+    model = DeviceModel(trunk, head, capacity=len(ids) + 64, vocab=trunk.config.vocab_size, graphs=False)
+    rows = []
+    for _ in range(7):
+        model.state.reset()
+        session = Session(trunk, len(ids) + 64, model.state)
+        passes = DevicePasses(
+            model, session, Fixed(Tree.chain(1)), GREEDY, seed=0, drafts=True, stop_ids=(), max_tokens=8
+        )
+        laps = Laps()
+        with torch.inference_mode():
+            patches = laps("prepare", functools.partial(image_patches, image, size, rules, device))
+            found = laps("tower", functools.partial(tower, patches, grid))
+            embedded = Embedded([(TEXT, found)], rope_positions(len(ids), [span]).to(device))
+            laps("prefix_key", embedded.contents)
+            prefill = functools.partial(session.prefill, ids, on_hidden=passes.prompt, pictures=embedded)
+            laps("draw", functools.partial(passes.first, laps("prefill", prefill)))
+        rows.append(laps.ms)
+    parts = {part: round(median(row[part] for row in rows[2:]), 2) for part in rows[0]}
+    return {"what": "first token", "shape": shape, "side": side, "tokens": len(ids), "ms": parts,
+            "total_ms": round(median(sum(row.values()) for row in rows[2:]), 1)}  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", nargs="+", choices=tuple(SIZES), default=["0.8b", "9b"])
     parser.add_argument("--pixels", type=int, nargs="+", default=[512, 1024, 1500, 1536, 2048], help="side of a square")
+    parser.add_argument("--first-token", type=int, nargs="*", default=[1536], help="side of a square")
     arguments = parser.parse_args()
     device, rules = torch.device("cuda"), ImageRules()
     check(device)
@@ -119,6 +177,8 @@ def main():
             row = {"what": "tower", "shape": shape, "side": side, "tokens": rows**2 // 4, "ms": wall, "host_ms": host,
                    "tflops": round(operations / wall / 1e9), "peak_mib": round(peak)}  # fmt: skip
             print(json.dumps(row), flush=True)
+        for side in arguments.first_token:
+            print(json.dumps(first_token(shape, side, rules, device)), flush=True)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def wrong_result(device: torch.device) -> str | None:
 
 
 def _chunks_are_right(random, device):
-    """Two or three chunks of one head, the last of them not full, in either form."""
+    """Two or three chunks of one head, the last of them not full, in either form, at once and one after another."""
     q, k, v = (torch.randn(70, 1, 32, generator=random).to(device) for _ in range(3))
     q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
     g, beta = (torch.rand(70, 1, generator=random).to(device) for _ in range(2))
@@ -52,8 +52,15 @@ def _chunks_are_right(random, device):
     wanted = delta_rule.chunked(state, q, k, v, -g, beta)
     # The narrow form rounds operands to 11 bits and loses the root of 26 such roundings at most, each 2^-12 on average.
     for dtype, bound in ((torch.float32, 3e-5), (torch.float16, 26**0.5 * 2.0**-12)):
-        found = delta_prefill.chunked(state, *(x.to(dtype) for x in (q, k, v)), -g, beta)
+        inputs = [*(x.to(dtype) for x in (q, k, v)), -g, beta]
+        found = delta_prefill.chunked(state, *inputs)
         if not all(_close(ours, theirs, bound) for ours, theirs in zip(found, wanted, strict=True)):
+            return False
+        after, parts = state, []
+        for start, end in ((0, delta_prefill.CHUNK), (delta_prefill.CHUNK, 70)):
+            part, after = delta_prefill.chunked(after, *(x[start:end] for x in inputs))
+            parts.append(part)
+        if not (torch.equal(torch.cat(parts), found[0]) and torch.equal(after, found[1])):
             return False
     return True
 

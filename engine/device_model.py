@@ -6,6 +6,7 @@ and replayed for every tree, length and outcome.
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from statistics import median
 
 import torch
@@ -30,6 +31,12 @@ def write_settings(target: sampling.Settings, settings: SamplingSettings, seed: 
         top_p=settings.top_p, min_p=settings.min_p, repetition_penalty=settings.repetition_penalty,
         presence_penalty=settings.presence_penalty,
     )  # fmt: skip
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for every model on a device: cuBLAS keeps a workspace of megabytes for each stream that it has seen."""
+    return torch.cuda.Stream(device)
 
 
 class DeviceModel:
@@ -230,7 +237,7 @@ class DeviceModel:
             self._warm_up(parts, on_part)
             return
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(self.trunk.device)
+        stream = _capture_stream(self.trunk.device)
         stream.wait_stream(torch.cuda.current_stream(self.trunk.device))
         with torch.cuda.stream(stream):
             works = self._warm_up(parts, on_part)

@@ -86,6 +86,7 @@ class DevicePasses:
         with torch.inference_mode():
             model.set_sampling(self._settings, self._seed)
             token = self._draw_first(logits)
+            self._show_shortlist((token,))
             words = rounds.state_words(
                 length=state.length, position=state.next_position, buffer=state.buffer, pending=(), root=token,
                 reply=1, limit=self._max_tokens, capacity=self.session.capacity, stops=sorted(self._stop_ids),
@@ -175,8 +176,7 @@ class DevicePasses:
         room = min(self._max_tokens - self._reply, self.session.room)
         self._reply += count
         self.session.tokens += self._committed(steps, emitted)
-        if self._drafts and self._model.head.short is not None:
-            self._model.head.short.add(emitted)
+        self._show_shortlist(emitted)
         accepted = Accepted(path, emitted, bool(stopped))
         cut = bool(stopped) or count == room
         outcome = Outcome(tree, accepted, None, cut, draft_seconds, verify_seconds)
@@ -185,6 +185,10 @@ class DevicePasses:
                 tree, accepted, cut=cut, draft_seconds=draft_seconds, verify_seconds=verify_seconds
             )  # fmt: skip
         return outcome
+
+    def _show_shortlist(self, emitted: Sequence[int]):
+        if self._drafts and self._model.head.short is not None:
+            self._model.head.short.add(emitted)
 
     def _committed(self, steps: int, emitted: Sequence[int]) -> list[int]:
         """The tokens of a path: the root, which was the last one emitted before, and what was emitted on the way."""

@@ -25,7 +25,8 @@ from .host_drawn_passes import HostDrawnPasses
 from .media import Embedded, Media, Vision, place
 from .memory import EngineMemory
 from .passes import HostPasses, Passes
-from .prefix_cache import DEFAULT_BYTES, PrefixCache, PromptReuse
+from .prefix_cache import DEFAULT_BYTES, PrefixCache
+from .prompt_reuse import PromptReuse, system_end
 from .reply import Reply, Result
 from .report import Meter, Progress
 from .sampling import Sampler, SamplingSettings
@@ -230,13 +231,16 @@ class Engine:
         meter.image_seconds, meter.vision_seconds = media.image_seconds, media.vision_seconds
         return found
 
-    def _passes(self, *arguments) -> Passes:
-        passes = self._new_passes(*arguments)
+    def _passes(self, ids, *arguments) -> Passes:
+        passes = self._new_passes(ids, *arguments)
         if self.prefix_cache.budget_bytes > 0:
             trunk = self.trunk
             threads = torch.get_num_threads() if self.device.type == "cpu" else None
-            settings = trunk.kv, trunk.dtype, trunk.chunk, trunk.pass_kernels, threads
-            passes.session.reuse = PromptReuse(self.prefix_cache, settings, trunk.chunk, passes)
+            grain = trunk.grain(passes.session.state)
+            settings = trunk.kv, trunk.dtype, trunk.chunk, grain, trunk.pass_kernels, threads
+            passes.session.reuse = PromptReuse(
+                self.prefix_cache, settings, trunk.chunk, passes, grain, system_end(ids, self.tokenizer)
+            )  # fmt: skip
         return passes
 
     def _new_passes(self, ids, mtp, sampler, capacity, max_tokens, on_step) -> Passes:

@@ -57,6 +57,21 @@ class Vision:
         return self._tower is not None and self._tower.release()
 
 
+def fingerprints(rows: Tensor) -> bytes:
+    """128 bits of every row of `rows` [n, W], which takes a multiple of four bytes; equal for equal rows.
+
+    Of two rows that differ they are equal with a chance of 2^-128: four sums of the row's words, each times a random
+    number of 64 bits, modulo 2^64, of which the upper halves count. They are made where the rows are: the embeddings of
+    one image of 1536 x 1536 are 19 MB, which a CPU would hash for 20 ms.
+
+    Source: Lemire and Kaser, Strongly universal string hashing is fast (2014), multilinear hashing.
+    """
+    words = rows.contiguous().view(torch.int32)
+    factors = torch.randint(-(2**63), 2**63 - 1, (4, words.shape[1]), generator=torch.Generator().manual_seed(0))
+    sums = [(words * factor).sum(1) for factor in factors.to(rows.device)]
+    return (torch.stack(sums, 1) >> 32).to(torch.int32).cpu().numpy().tobytes()
+
+
 @dataclass(frozen=True)
 class Embedded:
     """What takes the place of a prompt's picture tokens.
@@ -73,9 +88,8 @@ class Embedded:
         beside token ids."""
         found = []
         for first, rows in self.spans:
-            digest = hashlib.sha256(rows.contiguous().cpu().view(torch.uint8).numpy())
-            digest.update(self.positions[:, first : first + len(rows)].contiguous().cpu().numpy())
-            found.append((first, digest.digest()))
+            places = self.positions[:, first : first + len(rows)].T
+            found.append((first, hashlib.sha256(fingerprints(rows) + fingerprints(places)).digest()))
         return found
 
     def fill(self, start: int, embeddings: Tensor):

@@ -75,8 +75,14 @@ def move(groups: Iterable[list[Tensor]], device: torch.device):
         there = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device).copy_(flat).untyped_storage()
         del storage, flat
         for tensor in group:
-            place = tensor.storage_offset(), tensor.size(), tensor.stride()
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=device).set_(there, *place)
+            put(tensor, there, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def put(tensor: Tensor, storage: torch.UntypedStorage, offset: int, size: torch.Size, stride: tuple[int, ...]):
+    """Has a tensor lie in other memory. It stays an inference tensor or a normal one: torch refuses to use a mixture,
+    and ComfyUI loads models in inference mode and unloads them outside of it."""
+    with torch.inference_mode(tensor.is_inference()):
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=storage.device).set_(storage, offset, size, stride)
 
 
 class EngineMemory:

@@ -1,46 +1,96 @@
 """Beginnings of prompts that were read before, kept in RAM: the same system prompt or conversation is not read twice.
 
-An entry is what a session holds at a multiple of the trunk's chunk: the keys and values of the chunk before it, the
-DeltaNet states and, where a reply drafted, the MTP head's rows and the hidden state its next row needs. Entries form
-chains from the start of a prompt, and prompts are cut at the same multiples whether or not they are found here, so
+An entry is what a session holds at some place of a prompt: the keys and values since the entry before it, the DeltaNet
+states and, where a reply drafted, the MTP head's rows and the hidden state its next row needs. Entries form chains from
+the start of a prompt. They lie where passes of a prompt may end without changing a bit (engine/prompt_reuse.py), so
 that a prompt that was found gives the same bits as one that was not.
 """
 
-import time
 from array import array
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from ..model.state import TrunkState
-from ..mtp.drafts import PromptRows
+from .kept import Kept
 
 DEFAULT_BYTES = 256 * 2**20
+REMEMBERED = 16  # prompts whose tokens are known, so that what they share is seen
+
+
+class Prompt:
+    """Token ids, and what stands in them that they do not tell: (index of its first token, anything hashable)."""
+
+    def __init__(self, ids: Sequence[int], contents: Sequence[tuple[int, Hashable]] = ()):
+        self._ids, self.contents = array("i", ids).tobytes(), tuple(contents)
+        self._width = array("i").itemsize
+
+    def __len__(self):
+        return len(self._ids) // self._width
+
+    def part(self, start: int, end: int) -> Hashable:
+        """Tokens start..end-1, by what they are told apart from others at the same place."""
+        inside = tuple(x for x in self.contents if start <= x[0] < end)
+        return self._ids[start * self._width : end * self._width], inside
+
+    def shared(self, other: "Prompt") -> int:
+        """How many tokens at the start are the same."""
+        low, high = 0, min(len(self), len(other))
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.part(0, middle) == other.part(0, middle) else (low, middle - 1)
+        return low
 
 
 @dataclass(eq=False)
 class Entry:
-    """One chunk of a chain. Tensors are on the CPU; `layers` as TrunkState.rows gives them, `head` the head's rows and
-    the waiting row; `seconds` is what reading the chunk took."""
+    """A link of a chain, up to token `end` of a prompt.
 
-    layers: list[tuple[Tensor, ...]]
-    head: tuple[Tensor, ...] | None
+    rows       keys and values since the link before it, as TrunkState.rows gives them
+    recurrent  as TrunkState.recurrent gives it
+    head       the MTP head's rows since then and the waiting row, or None
+    seconds    what reading its tokens took;  extra: a pass was made for it that the prompt would not have had
+    """
+
+    end: int
+    rows: Kept
+    recurrent: Kept
+    head: Kept | None
     next_position: int
     seconds: float
-    bytes: int
+    tokens: int
+    extra: bool
+
+    @property
+    def bytes(self) -> int:
+        return self.rows.bytes + self.recurrent.bytes + (0 if self.head is None else self.head.bytes)
 
 
+@dataclass
+class Speed:
+    """Of passes over prompts: the fewest seconds one took, and the fewest a token of one took."""
+
+    fixed: float = float("inf")
+    per_token: float = float("inf")
+
+    def passed(self, tokens: int, seconds: float):
+        self.fixed, self.per_token = min(self.fixed, seconds), min(self.per_token, seconds / tokens)
+
+    def saved(self, entry: Entry) -> float:
+        """About what an entry's tokens would have taken. The first pass of all compiled kernels: hence the bound."""
+        seconds = min(entry.seconds, self.fixed + entry.tokens * self.per_token)
+        return seconds - self.fixed if entry.extra else seconds
+
+
+@dataclass
 class PrefixCache:
     """Chains of entries under a budget. What was used longest ago goes first, ends of chains before their starts."""
 
-    def __init__(self, budget_bytes: int = DEFAULT_BYTES):
-        self.budget_bytes = budget_bytes
-        # (entry before it, or the settings a chain belongs to; content of the chunk) -> entry, longest unused first.
-        # An entry is always newer than those behind it, so the first is the end of a chain.
-        self._entries: OrderedDict[tuple[Hashable, Hashable], Entry] = OrderedDict()
+    budget_bytes: int = DEFAULT_BYTES
+    # (entry before it, or the settings a chain belongs to; what its tokens are) -> entry, longest unused first.
+    # An entry is always newer than those behind it, so the first is the end of a chain.
+    _entries: OrderedDict[tuple[Hashable, Hashable], Entry] = field(default_factory=OrderedDict)
+    _prompts: deque[tuple[Hashable, Prompt]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _speeds: dict[Hashable, Speed] = field(default_factory=dict)
 
     def __len__(self):
         return len(self._entries)
@@ -51,19 +101,37 @@ class PrefixCache:
 
     def clear(self):
         self._entries.clear()
+        self._prompts.clear()
 
-    def chain(self, settings: Hashable, chunks: Sequence[Hashable]) -> list[Entry]:
-        """The entries of as many of the first chunks as are known; they count as used."""
-        keys, found = [], []
-        for chunk in chunks:
-            keys.append((found[-1] if found else settings, chunk))
-            entry = self._entries.get(keys[-1])
-            if entry is None:
-                break
-            found.append(entry)
-        for key in reversed(keys[: len(found)]):
-            self._entries.move_to_end(key)
+    def speed(self, settings: Hashable) -> Speed:
+        return self._speeds.setdefault(settings, Speed())
+
+    def remember(self, settings: Hashable, prompt: Prompt) -> int:
+        """How many tokens a prompt shares with one of those before it; it is then one of them."""
+        known = [(prompt.shared(other), other) for of, other in self._prompts if of == settings]
+        for shared, other in known:
+            if shared == len(prompt) == len(other):  # again and again with other seeds, it counts once
+                self._prompts.remove((settings, other))
+        self._prompts.append((settings, prompt))
+        return max((shared for shared, _ in known), default=0)
+
+    def longest(self, settings: Hashable, prompt: Prompt, usable: Callable[[Entry], bool]) -> list[Entry]:
+        """The chain of usable entries that reaches furthest into a prompt; they count as used."""
+        chains: list[list[Entry]] = [[]]
+        for chain in chains:  # which grows meanwhile
+            before, start = (chain[-1], chain[-1].end) if chain else (settings, 0)
+            chains += [
+                [*chain, entry]
+                for (parent, part), entry in self._entries.items()
+                if parent == before and part == prompt.part(start, entry.end) and usable(entry)
+            ]
+        found = max(chains, key=lambda chain: chain[-1].end if chain else 0)
+        self._use(settings, prompt, found)
         return found
+
+    def following(self, settings: Hashable, prompt: Prompt, chain: Sequence[Entry], end: int) -> Entry | None:
+        """The entry behind a chain that ends at token `end`."""
+        return self._entries.get(_key(settings, prompt, chain, end))
 
     def make_room(self, needed: int, keep: Sequence[Entry]) -> bool:
         """Drops what was used longest ago until `needed` bytes fit; False if that would take an entry of `keep`."""
@@ -77,100 +145,18 @@ class PrefixCache:
             del self._entries[key]
         return True
 
-    def add(self, settings: Hashable, chunks: Sequence[Hashable], entry: Entry) -> bool:
-        """Puts `entry` behind the chain of all chunks but the last; False if that is no longer here."""
-        before = self.chain(settings, chunks[:-1])
-        if len(before) < len(chunks) - 1:
+    def add(self, settings: Hashable, prompt: Prompt, chain: Sequence[Entry], entry: Entry) -> bool:
+        """Puts `entry` behind a chain; False if that is no longer here."""
+        if not set(chain) <= set(self._entries.values()):
             return False
-        self._entries[(before[-1] if before else settings, chunks[-1])] = entry
-        self.chain(settings, chunks)
+        self._entries[_key(settings, prompt, chain, entry.end)] = entry
+        self._use(settings, prompt, [*chain, entry])
         return True
 
-
-@dataclass
-class PromptReuse:
-    """One session's use of a cache. `tokens` were found, which saved about `seconds_saved`.
-
-    settings  what else a state depends on: kinds of numbers, say
-    chunk     tokens between entries
-    contents  (index of its first token, anything hashable) of what stands in the prompt and is not told by token ids
-    """
-
-    cache: PrefixCache
-    settings: Hashable
-    chunk: int
-    rows: PromptRows
-    contents: Sequence[tuple[int, Hashable]] = ()
-    tokens: int = 0
-    seconds_saved: float = 0.0
-    _chunks: list[Hashable] = field(default_factory=list)
-    _whole: bool = True  # every chunk so far is in the cache
-
-    def resume(self, ids: Sequence[int], state: TrunkState) -> int:
-        """Brings an empty state as far into a prompt as is known, at least one token before its end, whose logits are
-        not kept. Returns how many tokens that is."""
-        started = time.perf_counter()
-        chunks = [self._key(ids, start) for start in range(0, len(ids) - self.chunk, self.chunk)]
-        found = self.cache.chain(self.settings, chunks)
-        if self.rows.prompt_cache is not None:  # entries of replies that drafted nothing have no rows of the head
-            found = found[: next((n for n, entry in enumerate(found) if entry.head is None), len(found))]
-        if not found:
-            return 0
-        last = found[-1]
-        self.tokens = len(found) * self.chunk
-        state.restore([entry.layers for entry in found], length=self.tokens, next_position=last.next_position)
-        self._restore_head(found)
-        self._chunks = chunks[: len(found)]
-        self.seconds_saved = max(0.0, sum(entry.seconds for entry in found) - (time.perf_counter() - started))
-        return self.tokens
-
-    def keep(self, ids: Sequence[int], state: TrunkState, seconds: float):
-        """Told after every chunk of a prompt, whose tokens are ids[:state.length]; keeps those that are whole."""
-        start = state.length - self.chunk
-        if state.length % self.chunk or not self._whole:
-            return
-        self._chunks.append(self._key(ids, start))
-        known = self.cache.chain(self.settings, self._chunks)
-        head = self._head_rows(start)
-        if len(known) == len(self._chunks):  # by a reply that drafted nothing
-            if known[-1].head is None and head is not None and self._fits(head, known):
-                known[-1].head = _copies(head)
-                known[-1].bytes += _bytes(head)
-            self._whole = known[-1].head is not None or head is None
-            return
-        layers = state.rows(start)
-        needed = sum(map(_bytes, layers)) + _bytes(head or ())
-        self._whole = len(known) == len(self._chunks) - 1 and self.cache.make_room(needed, known)
-        if self._whole:
-            copies = [_copies(part) for part in layers]
-            entry = Entry(copies, None if head is None else _copies(head), state.next_position, seconds, needed)
-            self._whole = self.cache.add(self.settings, self._chunks, entry)
-
-    def _key(self, ids, start):
-        end = start + self.chunk
-        return array("q", ids[start:end]).tobytes(), tuple(x for x in self.contents if start <= x[0] < end)
-
-    def _fits(self, head, known):
-        return self.cache.make_room(_bytes(head), known)
-
-    def _head_rows(self, start) -> tuple[Tensor, ...] | None:
-        """The head's rows of a chunk: it is one row behind."""
-        cache = self.rows.prompt_cache
-        return None if cache is None else (*cache.rows(max(start - 1, 0), cache.length), *self.rows.waiting_row)
-
-    def _restore_head(self, found: Sequence[Entry]):
-        cache, last = self.rows.prompt_cache, found[-1]
-        if cache is None:
-            return
-        for entry in found:
-            cache.restore(entry.head[:-2])
-        hidden, positions = (x.to(cache.keys.numbers.device, copy=True) for x in last.head[-2:])
-        self.rows.resume(hidden, positions, last.next_position)
+    def _use(self, settings, prompt, chain):
+        for count in reversed(range(len(chain))):
+            self._entries.move_to_end(_key(settings, prompt, chain[:count], chain[count].end))
 
 
-def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _copies(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor) for tensor in tensors)
+def _key(settings, prompt, chain, end):
+    return (chain[-1], prompt.part(chain[-1].end, end)) if chain else (settings, prompt.part(0, end))

@@ -72,6 +72,7 @@ class Reply:
             finally:
                 meter.planner = passes.report()
                 meter.reused(passes.session.reuse)
+                passes.session.reuse = None  # each refers to the other: nobody would free them but the collector
 
         self._deltas = self._run(new_tokens())
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from ..mtp.drafts import Outcome
-from .prefix_cache import PromptReuse
+from .prompt_reuse import PromptReuse
 
 STOP_TOKEN, LENGTH, STOP_TEXT, INTERRUPTED = "stop token", "length", "stop text", "interrupted"
 
@@ -33,7 +33,7 @@ class Report:
 
     acceptance[level][rank] counts accepted drafts; shapes counts verify passes by the draft tree's widths. mtp says
     what drafted: "off", "auto" or a chain's length; planner holds the scores by which "auto" chose.
-    cached_tokens of the prompt were read before (engine/prefix_cache.py), which saved about cached_seconds.
+    cached_tokens of the prompt were read before (engine/prompt_reuse.py), which saved about cached_seconds.
     image_tokens are the prompt's of images and videos; image_seconds were spent on preparing their pixels and
     vision_seconds in the vision tower, both before the prefill.
     peak_memory_bytes is the GPU allocator's peak during the reply, or the process's peak on a CPU.

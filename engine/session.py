@@ -11,7 +11,7 @@ from ..model.state import TrunkState
 from ..model.trunk import Trunk
 from ..weights import FastQwenError
 from .media import Embedded
-from .prefix_cache import PromptReuse
+from .prompt_reuse import PromptReuse
 
 
 class Session:
@@ -45,7 +45,7 @@ class Session:
         on_hidden: Callable[[Tensor, Tensor, Tensor], None] = lambda embeddings, hidden, positions: None,
         pictures: Embedded | None = None,
     ) -> Tensor | None:
-        """Commits prompt tokens in chunks at absolute multiples of the trunk's.
+        """Commits prompt tokens in chunks at absolute multiples of the trunk's, cut where `reuse` has a use for it.
 
         on_chunk  called with the number of tokens done after every chunk; True ends the prefill there
         on_hidden  told of every chunk's embeddings and final hidden states [T, H] and rotary positions [3, T]
@@ -63,7 +63,8 @@ class Session:
             return None
         while done < len(ids):
             started = time.perf_counter()
-            chunk = ids[done : done + self.trunk.chunk - len(self.tokens) % self.trunk.chunk]
+            left = self.trunk.chunk - len(self.tokens) % self.trunk.chunk
+            chunk = ids[done : done + left if reuse is None else reuse.next_end(done)]
             with self._pass():
                 embeddings = self.trunk.embed(chunk)
                 if pictures is None:
@@ -78,7 +79,7 @@ class Session:
             done += len(chunk)
             if reuse is not None:
                 with torch.inference_mode():
-                    reuse.keep(ids, self.state, time.perf_counter() - started)
+                    reuse.keep(self.state, len(chunk), time.perf_counter() - started)
             if on_chunk(done):
                 return None
         with torch.inference_mode():

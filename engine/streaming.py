@@ -20,7 +20,7 @@ from ..model.block import Block
 from ..model.trunk import Trunk
 from ..mtp.head import MtpHead
 from ..weights import FastQwenError, Projection
-from .memory import by_storage, bytes_of, objects_of, tensors_of
+from .memory import by_storage, bytes_of, objects_of, put, tensors_of
 
 BUFFERS = 2
 _ALIGN = 256  # bytes, as torch's allocator has it: kernels want 16
@@ -158,9 +158,8 @@ class HostLayer:
     def point_to(self, buffer: Tensor):
         """Has the tensors lie in a buffer [at least `bytes`] uint8, whatever it holds."""
         for tensor, offset, size, stride in self._places:
-            there = torch.empty(0, dtype=tensor.dtype, device=buffer.device)
             start = buffer.storage_offset() // tensor.itemsize + offset
-            tensor.data = there.set_(buffer.untyped_storage(), start, size, stride)
+            put(tensor, buffer.untyped_storage(), start, size, stride)
 
     def settle(self, device: torch.device):
         """Moves the matrices to a device for good."""

@@ -73,6 +73,34 @@ def _move(p_keys, p_values, p_key_scales, p_value_scales, source, target, D: tl.
         tl.store(p_value_scales + target, tl.load(p_value_scales + source))
 
 
+@triton.jit(do_not_specialize=["start", "slots"])
+def append_prompt_kernel(
+    p_query_gate, p_k, p_v, p_q_norm, p_k_norm, p_cos, p_sin, p_keys, p_values, p_key_scales, p_value_scales, p_q,
+    q_stride, k_stride, v_stride, start, slots, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    HALF: tl.constexpr, MIXED: tl.constexpr,
+):  # fmt: skip
+    """Program (row, h) of a prompt: below KV_HEADS the key and value of head h, to slot start + row; above it a query
+    head. The same operations as `append_kernel`, so the same bytes."""
+    row = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(1)
+    o_d = tl.arange(0, D)
+    if program >= KV_HEADS:
+        head = program - KV_HEADS
+        p_x = p_query_gate + row * q_stride + head * 2 * D
+        q = _normed_and_rotated(p_x, p_q_norm, p_cos, p_sin, row, eps, D, HALF)
+        if MIXED:
+            q = _mixed(q, D) * (1.0 / D)
+        tl.store(p_q + (row * HEADS + head) * D + o_d, q.to(p_q.dtype.element_ty))
+    else:
+        slot = program.to(tl.int64) * slots + start + row
+        k = _normed_and_rotated(p_k + row * k_stride + program * D, p_k_norm, p_cos, p_sin, row, eps, D, HALF)
+        if MIXED:
+            k = _mixed(k, D)
+        v = tl.load(p_v + row * v_stride + program * D + o_d)
+        _store_row(k, p_keys, p_key_scales, slot, D)
+        _store_row(v, p_values, p_value_scales, slot, D)
+
+
 @triton.jit(do_not_specialize=["slots"])
 def append_kernel(
     p_query_gate, p_k, p_v, p_q_norm, p_k_norm, p_cos, p_sin, p_control, p_keys, p_values, p_key_scales,

@@ -70,10 +70,10 @@ def _finish(
 ):  # fmt: skip
     """Scales the sums of rows g (a0, a1) and g + 8 for two slots each, adds the residual, rounds once and stores."""
     o1 = o0 + rows
-    y0 = a0 * scale0 * x_scale0
-    y1 = a1 * scale0 * x_scale1
-    y2 = a2 * scale1 * x_scale0
-    y3 = a3 * scale1 * x_scale1
+    y0 = a0.to(tl.float32) * scale0 * x_scale0
+    y1 = a1.to(tl.float32) * scale0 * x_scale1
+    y2 = a2.to(tl.float32) * scale1 * x_scale0
+    y3 = a3.to(tl.float32) * scale1 * x_scale1
     if RESIDUAL:
         y0 += tl.load(p_residual + o0).to(tl.float32)
         y1 += tl.load(p_residual + o1).to(tl.float32)
@@ -86,16 +86,64 @@ def _finish(
 
 
 @triton.jit
+def _job(index, warp, whole, parts, cut_jobs, RECORDS: tl.constexpr, WARPS: tl.constexpr, CUT: tl.constexpr):
+    """The index-th piece of work: its slab, a warp's first record, the record behind the piece, records of a warp.
+
+    With CUT the first jobs are parts of the slabs from `whole` on, and the whole slabs come behind them.
+    """
+    slab = index
+    begin = 0
+    count = RECORDS
+    if CUT:
+        if index < cut_jobs:
+            count = (RECORDS + parts - 1) // parts
+            slab = whole + index // parts
+            begin = index % parts * count
+        else:
+            slab = index - cut_jobs
+    turns = (count + WARPS - 1) // WARPS
+    return slab, begin + warp * turns, tl.minimum(begin + count, RECORDS), turns
+
+
+@triton.jit
+def _joined(p_sums, p_counts, s0, s1, s2, s3, o, parts):
+    """Adds the sums of one part of a slab, int32 [32] each, to those of the others: (whether all are there, the sums).
+
+    The last part to come takes the sums and leaves zeros for the next launch.
+    """
+    p = p_sums + o
+    tl.atomic_add(p, s0, sem="relaxed")
+    tl.atomic_add(p + 32, s1, sem="relaxed")
+    tl.atomic_add(p + 64, s2, sem="relaxed")
+    tl.atomic_add(p + 96, s3, sem="relaxed")
+    tl.debug_barrier()  # all of the block's sums are added before it is counted
+    is_last = tl.atomic_add(p_counts, 1, sem="acq_rel", scope="gpu") == parts - 1
+    if is_last:
+        s0 = tl.load(p, cache_modifier=".cg")
+        s1 = tl.load(p + 32, cache_modifier=".cg")
+        s2 = tl.load(p + 64, cache_modifier=".cg")
+        s3 = tl.load(p + 96, cache_modifier=".cg")
+        tl.debug_barrier()  # warps that hold the same sums have loaded them too
+        tl.store(p, o * 0)
+        tl.store(p + 32, o * 0)
+        tl.store(p + 64, o * 0)
+        tl.store(p + 96, o * 0)
+        tl.store(p_counts, 0)
+    return is_last, s0, s1, s2, s3
+
+
+@triton.jit
 def packed_linear_kernel(
     p_x, p_x_scale, p_weights, p_table, p_table_of, p_channel_scale, p_residual, p_out, p_plain_x, p_plain, p_plain_out,
-    slabs, step, first_scale, plain_rows,
+    p_sums, p_counts, slabs, step, whole, parts, first_scale, plain_rows,
     K: tl.constexpr, BITS: tl.constexpr, J: tl.constexpr, WARPS: tl.constexpr, WINDOW: tl.constexpr,
-    TABLES: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr, PLAIN: tl.constexpr, PLAIN_K: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    TABLES: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr, CUT: tl.constexpr, PLAIN: tl.constexpr,
+    PLAIN_K: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """`step` blocks of packed rows; with PLAIN, in front of them a block for each row of p_plain [plain_rows, K].
 
-    With TABLES a slab's table is the p_table_of[slab]-th of p_table [., 256, 4].
+    With TABLES a slab's table is the p_table_of[slab]-th of p_table [., 256, 4]. With CUT the slabs from `whole` on are
+    cut into `parts` parts each, which meet in p_sums [slabs - whole, 4, 32] and p_counts [slabs - whole].
     """
     program = tl.program_id(0)
     if PLAIN:
@@ -112,18 +160,18 @@ def packed_linear_kernel(
     lane = thread % 32
     warp = thread // 32
     records: tl.constexpr = K // (64 * J)
-    per_warp: tl.constexpr = (records + WARPS - 1) // WARPS
-    MASKED: tl.constexpr = records % WARPS != 0
-    first_record = warp * per_warp
-    slab = program
+    MASKED: tl.constexpr = CUT or records % WARPS != 0
     rows = slabs * 16
+    cut_jobs = 0
+    jobs = slabs
+    if CUT:
+        cut_jobs = (slabs - whole) * parts
+        jobs = whole + cut_jobs
+    slab, first_record, end, turns = _job(program, warp, whole, parts, cut_jobs, records, WARPS, CUT)
 
     zero = tl.zeros((T,), tl.int32)
     first = zero + first_scale
-    t0 = zero
-    t1 = zero
-    t2 = zero
-    t3 = zero
+    t0, t1, t2, t3 = zero, zero, zero, zero
     p_levels = p_table
     if BITS == 4 and WINDOW and not TABLES:
         t0, t1, t2, t3 = words4(p_levels + (first_scale + lane) * 4)
@@ -140,42 +188,38 @@ def packed_linear_kernel(
     x_scale0 = tl.load(p_x_scale + m)
     x_scale1 = tl.load(p_x_scale + m + 1)
 
-    for b in tl.range(slab, slabs, step):
-        p0 = zero
-        p1 = zero
-        p2 = zero
-        p3 = zero
-        n0 = zero
-        n1 = zero
-        n2 = zero
-        n3 = zero
+    for index in tl.range(program, jobs, step):
+        slab, first_record, end, turns = _job(index, warp, whole, parts, cut_jobs, records, WARPS, CUT)
+        next_slab, _, _, _ = _job(index + step, warp, whole, parts, cut_jobs, records, WARPS, CUT)
+        p0, p1, p2, p3 = zero, zero, zero, zero
+        n0, n1, n2, n3 = zero, zero, zero, zero
         # The scales that the end of a slab needs come from memory: they are asked for a slab ahead. A residual lies in
         # the L2 and is not: its addresses would take the registers that keep records in flight.
-        row = b * 16 + o_out // 4
+        row = slab * 16 + o_out // 4
         scale0 = next_scale0
         scale1 = next_scale1
-        m_next = b + step + o_out * 0 < slabs
-        next_scale0 = tl.load(p_channel_scale + row + step * 16, mask=m_next)
-        next_scale1 = tl.load(p_channel_scale + row + step * 16 + 8, mask=m_next)
+        m_next = index + step + o_out * 0 < jobs
+        next_scale0 = tl.load(p_channel_scale + next_slab * 16 + o_out // 4, mask=m_next)
+        next_scale1 = tl.load(p_channel_scale + next_slab * 16 + o_out // 4 + 8, mask=m_next)
         if TABLES:
-            p_levels = p_table + tl.load(p_table_of + b) * 1024
+            p_levels = p_table + tl.load(p_table_of + slab) * 1024
             if WINDOW:
                 t0, t1, t2, t3 = words4(p_levels + (first_scale + lane) * 4)
-        for i in tl.range(0, per_warp):
+        for i in tl.range(0, turns):
             record = first_record + i
-            m_live = record < records
-            is_last = i + 1 >= per_warp
-            next_slab = tl.where(is_last, b + step, b)
-            next_record = tl.minimum(first_record + tl.where(is_last, 0, i + 1), records - 1)
+            m_live = record < end
+            is_last = i + 1 >= turns
+            # The last piece again where there is no next one.
+            ahead = tl.minimum(tl.where(is_last, index + step, index), jobs - 1)
+            ahead_slab, ahead_first, _, _ = _job(ahead, warp, whole, parts, cut_jobs, records, WARPS, CUT)
+            ahead_record = tl.minimum(ahead_first + tl.where(is_last, 0, i + 1), records - 1)
+            p_ahead = p_weights + (ahead_slab.to(tl.int64) * records + ahead_record) * WORDS
             if EARLY:
                 u0, u1, u2, u3, u4, u5, u6, u7, next_scales = v0, v1, v2, v3, v4, v5, v6, v7, scales
-                if next_slab < slabs:
-                    p_next = p_weights + (next_slab.to(tl.int64) * records + next_record) * WORDS
-                    u0, u1, u2, u3, u4, u5, u6, u7, next_scales = load_record(p_next, lane, BITS, J)
+                if index + step < jobs or not is_last:
+                    u0, u1, u2, u3, u4, u5, u6, u7, next_scales = load_record(p_ahead, lane, BITS, J)
             else:
-                next_slab = tl.minimum(next_slab, slabs - 1)
-                p_next = p_weights + (next_slab.to(tl.int64) * records + next_record) * WORDS
-                u0, u1, u2, u3, u4, u5, u6, u7, next_scales = load_record(p_next, lane, BITS, J)
+                u0, u1, u2, u3, u4, u5, u6, u7, next_scales = load_record(p_ahead, lane, BITS, J)
             p_step = p_x + record * (128 * J) + lane * 4
             for j in tl.static_range(J):
                 x0, x1, x2, x3 = _activations4(p_step + j * 128, m_live, MASKED)
@@ -192,13 +236,19 @@ def packed_linear_kernel(
             v0, v1, v2, v3, v4, v5, v6, v7, scales = u0, u1, u2, u3, u4, u5, u6, u7, next_scales
         # Four reductions, though one of all four would save barriers: its words lie 128 bytes apart in shared memory,
         # one bank for all lanes, and that cost 1 us of 5 at 4096 x 4096.
-        a0 = tl.sum((p0 - n0).reshape(WARPS, 32), 0).to(tl.float32)
-        a1 = tl.sum((p1 - n1).reshape(WARPS, 32), 0).to(tl.float32)
-        a2 = tl.sum((p2 - n2).reshape(WARPS, 32), 0).to(tl.float32)
-        a3 = tl.sum((p3 - n3).reshape(WARPS, 32), 0).to(tl.float32)
-        _finish(
-            a0, a1, a2, a3, scale0, scale1, x_scale0, x_scale1, p_residual, p_out, m * rows + row, rows, RESIDUAL
-        )  # fmt: skip
+        a0 = tl.sum((p0 - n0).reshape(WARPS, 32), 0)
+        a1 = tl.sum((p1 - n1).reshape(WARPS, 32), 0)
+        a2 = tl.sum((p2 - n2).reshape(WARPS, 32), 0)
+        a3 = tl.sum((p3 - n3).reshape(WARPS, 32), 0)
+        is_whole = True
+        if CUT:  # noqa: SIM102, one condition is the compiler's and the other the kernel's
+            if index < cut_jobs:
+                place = slab - whole
+                is_whole, a0, a1, a2, a3 = _joined(p_sums + place * 128, p_counts + place, a0, a1, a2, a3, o_out, parts)
+        if is_whole:
+            _finish(
+                a0, a1, a2, a3, scale0, scale1, x_scale0, x_scale1, p_residual, p_out, m * rows + row, rows, RESIDUAL
+            )  # fmt: skip
 
 
 @triton.jit

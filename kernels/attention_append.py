@@ -55,21 +55,53 @@ def append(
     return q
 
 
+def append_prompt(
+    projected: tuple[Tensor, Tensor, Tensor],
+    norms: tuple[Tensor, Tensor],
+    rotary: tuple[Tensor, Tensor],
+    *,
+    eps: float,
+    keys,
+    values,
+    start: int,
+    q: Tensor,
+) -> Tensor:
+    """The same for T >= 1 rows of a prompt, whose keys and values go to slots start..start + T - 1: bit for bit what
+    `append` makes of each row. Arguments as there, with T rows instead of eight. Raises ValueError likewise, and where
+    the rows do not lie in the cache.
+    """
+    from . import _attention_append_kernel as _kernels
+
+    query_gate, k, v = projected
+    kv_heads, slots, dim = keys.numbers.shape
+    tokens, heads, half = q.shape[0], q.shape[1], rotary[0].shape[1]
+    if not 0 <= start <= start + tokens <= slots or not tokens:
+        raise ValueError(f"rows {start}..{start + tokens - 1} do not lie in a cache of {slots} slots")
+    _check_append(projected, norms, rotary, keys, values, None, q)
+    scales = (keys.scales, values.scales) if keys.scales is not None else (norms[0], norms[0])
+    _kernels.append_prompt_kernel[(tokens, kv_heads + heads)](
+        query_gate, k, v, *norms, *rotary, keys.numbers, values.numbers, *scales, q,
+        query_gate.stride(0), k.stride(0), v.stride(0), start, slots, eps, HEADS=heads, KV_HEADS=kv_heads, D=dim,
+        HALF=half, MIXED=keys.scales is not None, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    return q
+
+
 def _check_append(projected, norms, rotary, keys, values, control, q):
     check_cache(keys, values, control)
-    numbers = keys.numbers
+    numbers, rows = keys.numbers, SLOTS if control is not None else q.shape[0]
     kv_heads, _, dim = numbers.shape
     heads, half = q.shape[1], rotary[0].shape[-1]
     dtype = projected[0].dtype
     wanted = {
-        "query and gate": (projected[0], (SLOTS, heads, 2 * dim), FLOATS),
-        "k": (projected[1], (SLOTS, kv_heads, dim), (dtype,)),
-        "v": (projected[2], (SLOTS, kv_heads, dim), (dtype,)),
-        "q": (q, (SLOTS, heads, dim), (dtype, torch.float16) if keys.scales is not None else (dtype,)),
+        "query and gate": (projected[0], (rows, heads, 2 * dim), FLOATS),
+        "k": (projected[1], (rows, kv_heads, dim), (dtype,)),
+        "v": (projected[2], (rows, kv_heads, dim), (dtype,)),
+        "q": (q, (rows, heads, dim), (dtype, torch.float16) if keys.scales is not None else (dtype,)),
         "the queries' norm": (norms[0], (dim,), (torch.float32,)),
         "the keys' norm": (norms[1], (dim,), (torch.float32,)),
-        "cosines": (rotary[0], (SLOTS, half), (torch.float32,)),
-        "sines": (rotary[1], (SLOTS, half), (torch.float32,)),
+        "cosines": (rotary[0], (rows, half), (torch.float32,)),
+        "sines": (rotary[1], (rows, half), (torch.float32,)),
     }
     for name, (tensor, shape, dtypes) in wanted.items():
         want(name, tensor, shape, dtypes, numbers.device)

@@ -55,8 +55,8 @@ def want(name: str, tensor: Tensor, shape: Sequence[int], dtypes: Sequence[torch
         raise ValueError(f"{name} is on {tensor.device}, the cache on {device}: move them to one device")
 
 
-def check_cache(keys, values, control: Tensor):
-    """Raises ValueError unless keys and values (attention/cache.py's Stored) and control fit the kernels."""
+def check_cache(keys, values, control: Tensor | None):
+    """Raises ValueError unless keys and values (attention/cache.py's Stored) and control, if any, fit the kernels."""
     numbers = keys.numbers
     kv_heads, slots, dim = numbers.shape
     if dim not in HEAD_DIMS:
@@ -73,4 +73,5 @@ def check_cache(keys, values, control: Tensor):
             raise ValueError(f"{name}: int8 numbers and no others come with scales")
         if stored.scales is not None:
             want(f"{name}' scales", stored.scales, (kv_heads, slots), (torch.float32,), numbers.device)
-    want("control", control, (CONTROL,), (torch.int32,), numbers.device)
+    if control is not None:
+        want("control", control, (CONTROL,), (torch.int32,), numbers.device)

@@ -25,6 +25,7 @@ Chunks start at multiples of the chunk's size from the first token given, and a 
 its chunk. Prompts and decode passes add up in different orders: their states agree to rounding.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -62,8 +63,12 @@ def chunked(
     _check(wanted, torch.float32, contiguous=True)
     if not supports(heads):
         raise ValueError(f"{heads}: the kernels lack these head sizes; use delta_rule.chunked")
+    return _chunked(heads, state, q, k, v, g, beta, halves)
+
+
+def _chunked(heads, state, q, k, v, g, beta, halves=None):
     new_state, out = torch.empty_like(state), torch.empty_like(v)
-    if narrow:
+    if q.dtype == torch.float16:
         between = narrow_chunks(heads, q, k, g, beta)
         _narrow_walk(heads, (q, k, v), between, state, new_state, out)
     else:
@@ -121,6 +126,7 @@ def _narrow_walk(heads, rows, between, state, new_state, out):
     )  # fmt: skip
 
 
+@functools.cache
 def walk_stages(device) -> int:
     """Chunks that are in use or on their way at once: three take 181 KiB of shared memory; with two, copies would start
     when the products are done and be waited for at once."""
@@ -133,6 +139,7 @@ def _nvidia(device) -> bool:
     return device.type == "cuda" and torch.version.hip is None
 
 
+@functools.cache
 def _packed(device) -> bool:
     """Whether the device has what kernels.narrowed calls PACKED."""
     return _nvidia(device) and torch.cuda.get_device_capability(device) >= (8, 6)
@@ -147,16 +154,15 @@ def prefill(
     window     compute dtype [3, C], the last committed columns, oldest first
     recurrent  float32 [Hv, dk, dv]
     narrow     the form of the rule; None: narrow on NVIDIA unless the compute dtype is float32
-    Returns (output [T, Hv * dv] in the compute dtype, new window, new recurrent state); the given ones are not changed.
+    Returns (output [T, Hv * dv] in the compute dtype, new window, which may lie in `qkv`, new recurrent state); the
+    given ones are not changed.
     Raises ValueError where a shape, dtype or stride does not fit.
     """
     from . import _delta_prefill_kernels as _kernels
 
     (qkv, z, b, a), heads = inputs, weights.heads
     hk, hv, dk, dv, tokens = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim, qkv.shape[0]
-    rows = {"qkv": (qkv, (tokens, heads.channels)), "z": (z, (tokens, hv * dv)), "b": (b, (tokens, hv))}
-    _check(rows | {"a": (a, (tokens, hv))}, qkv.dtype, contiguous=False)
-    _check({"window": (window, (TAPS - 1, heads.channels))}, qkv.dtype, contiguous=True)
+    _check_prompt(inputs, heads, window, recurrent)
     if qkv.dtype not in _DTYPES or tokens == 0:
         raise ValueError(f"at least one token in bf16, fp16 or fp32 is wanted, got {tokens} in {qkv.dtype}")
     narrow = (_nvidia(qkv.device) and qkv.dtype != torch.float32) if narrow is None else narrow
@@ -170,12 +176,40 @@ def prefill(
         qkv, qkv.stride(0), b, b.stride(0), a, a.stride(0), weights.taps, weights.rate, weights.dt_bias, window,
         q, k, v, g, beta, tokens, HK=hk, HV=hv, DK=dk, DV=dv, ROWS=_ROWS, num_warps=4,
     )  # fmt: skip
-    o, recurrent = chunked(recurrent, q, k, v, g, beta)
+    o, recurrent = _chunked(heads, recurrent, q, k, v, g, beta, _nvidia(qkv.device))
     out = qkv.new_empty(tokens, hv * dv)
     _kernels.gated_norm_kernel[(blocks, hv)](
         o, z, z.stride(0), weights.norm, weights.eps, out, tokens, HV=hv, DV=dv, ROWS=_ROWS, num_warps=4
     )  # fmt: skip
-    return out, torch.cat([window, qkv[-(TAPS - 1) :]])[-(TAPS - 1) :].clone(), recurrent
+    columns = qkv[-(TAPS - 1) :]
+    if tokens < TAPS - 1:
+        columns = torch.cat([window, columns])[-(TAPS - 1) :]
+    return out, columns.contiguous(), recurrent
+
+
+def _check_prompt(inputs, heads, window, recurrent):
+    qkv, z, b, a = inputs
+    tokens, hv, dtype, device = qkv.shape[0], heads.value_heads, qkv.dtype, qkv.device
+    sizes, last = (heads.channels, hv * heads.value_dim, hv, hv), (TAPS - 1, heads.channels)
+    state = hv, heads.key_dim, heads.value_dim
+    if not supports(heads):
+        raise ValueError(f"{heads}: the kernels lack these head sizes; use delta_rule.chunked")
+    # All that is wanted, in few words: a short prompt waits for this. Where it fails, what follows says why.
+    if (
+        all(
+            x.shape == (tokens, size) and x.dtype == dtype and x.stride(1) == 1 and x.device == device
+            for x, size in zip(inputs, sizes, strict=True)
+        )
+        and window.shape == last and window.dtype == dtype and window.is_contiguous() and window.device == device
+        and recurrent.shape == state and recurrent.dtype == torch.float32 and recurrent.is_contiguous()
+        and recurrent.device == device
+    ):  # fmt: skip
+        return
+    names = zip(("qkv", "z", "b", "a"), inputs, sizes, strict=True)
+    _check({name: (x, (tokens, size)) for name, x, size in names}, dtype, contiguous=False)
+    _check({"window": (window, last)}, dtype, contiguous=True)
+    _check({"state": (recurrent, state)}, torch.float32, contiguous=True)
+    raise ValueError(f"window and state are on {window.device} and {recurrent.device}, qkv on {device}: use one device")
 
 
 def _check(wanted, dtype, contiguous):

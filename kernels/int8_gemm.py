@@ -40,7 +40,7 @@ def int8_gemm(
     _check(x8, x_scale, grid, channel_scale, residual, out)
     rows, k = x8.shape
     columns = grid.shape[0]
-    block_r, block_n, block_k, warps, stages = config or launch_config(rows, columns, *_device(x8.device))
+    block_r, block_n, block_k, warps, stages = config or _config_on(x8.device, rows, columns)
     programs = -(-rows // block_r) * -(-columns // block_n)
     _kernels.int8_gemm_kernel[(programs,)](
         x8, x_scale, grid, channel_scale, out if residual is None else residual, out, rows, columns, out.stride(0),
@@ -64,6 +64,11 @@ def launch_config(rows: int, columns: int, processors: int, shared: int) -> tupl
     return *tile, depth, 8 if tile == (128, 256) else 4, max(1, min(4, shared // (sum(tile) * depth)))
 
 
+@functools.lru_cache(maxsize=4096)
+def _config_on(device, rows, columns):
+    return launch_config(rows, columns, *_device(device))
+
+
 @functools.cache
 def _device(device: torch.device) -> tuple[int, int]:
     """(multiprocessors, bytes of shared memory that a block may have)."""
@@ -77,6 +82,8 @@ def _device(device: torch.device) -> tuple[int, int]:
 def _check(x8, x_scale, grid, channel_scale, residual, out):
     rows, k = x8.shape
     columns = grid.shape[0]
+    if _fits(x8, x_scale, grid, channel_scale, residual, out, rows, k, columns):
+        return
     if k % 128 or not rows:
         raise ValueError(f"x8 is {list(x8.shape)}: at least one row and a multiple of 128 columns are wanted")
     wanted = {
@@ -102,3 +109,20 @@ def _check(x8, x_scale, grid, channel_scale, residual, out):
     devices = {tensor.device for tensor in (x8, x_scale, grid, channel_scale, out)}
     if len(devices) > 1:
         raise ValueError(f"the tensors are on {sorted(map(str, devices))}: move them to one device")
+
+
+def _fits(x8, x_scale, grid, channel_scale, residual, out, rows, k, columns):
+    """All that `_check` wants, in few words: a short prompt waits for this. Where it fails, `_check` says why."""
+    device, dtype = out.device, out.dtype
+    return (
+        rows > 0 and k % 128 == 0 and dtype in _OUT
+        and x8.dtype == grid.dtype == torch.int8 and x_scale.dtype == channel_scale.dtype == torch.float32
+        and x_scale.shape == (rows,) and grid.shape == (columns, k) and channel_scale.shape == (columns,)
+        and out.shape == (rows, columns) and out.stride(1) == 1
+        and x8.is_contiguous() and x_scale.is_contiguous() and grid.is_contiguous() and channel_scale.is_contiguous()
+        and device == x8.device == x_scale.device == grid.device == channel_scale.device
+        and (
+            residual is None
+            or (residual.shape == out.shape and residual.stride() == out.stride() and residual.dtype == dtype)
+        )
+    )  # fmt: skip

@@ -10,7 +10,9 @@ split of K over warps, or the form of the kernel below.
 
 The kernel is persistent: a block of WARPS warps walks every GRID-th slab of 16 rows. Warp w owns a contiguous range of
 the slab's records and has its next record in flight while it works on the current one, across slabs too. The weights
-are the 16-row operand of the matrix unit and the eight activations its 8-column operand.
+are the 16-row operand of the matrix unit and the eight activations its 8-column operand. Where a last turn would leave
+most blocks idle, its slabs are cut along K instead and all blocks share them: those parts come first, add their
+integers up in memory, and the one that comes last finishes the slab, while other blocks keep the memory busy.
 
 On NVIDIA a 4-bit group is decoded by byte permutes: its 16 levels are 16 bytes of magnitudes, the negative ones first.
 `prmt` returns the sign bit of the byte it selects (0 for a magnitude) where a selector's top bit is set, so one permute
@@ -20,7 +22,8 @@ by shuffles; a matrix whose scales spread wider reads them from memory. 6 bits: 
 adding 1536 rounds it half to even at its integers. The portable form looks levels up or computes them, and uses tl.dot.
 """
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -60,6 +63,11 @@ class PackedWeight:
     window: int
     table_of: Tensor | None = None
 
+    @functools.cached_property
+    def words(self) -> Tensor:
+        """The records as int32."""
+        return self.storage.view(torch.int32)
+
 
 @dataclass(frozen=True)
 class PlainRows:
@@ -79,6 +87,8 @@ class Config:
 
     warps   of a block, along K
     blocks  at most; each walks every blocks-th slab
+    parts   that the slabs of the last turn are cut into along K, where they are fewer than blocks: else most blocks
+            would be idle while those few are worked on, one record of a warp after the other; 1: uncut
     early   the next record's loads are held at the top of the loop, at the price of registers: 128 where the compiler
             would take 82 to 122 and move them behind half of the products
     """
@@ -87,6 +97,32 @@ class Config:
     blocks: int
     early: bool
     registers: int | None = None  # at most, for one more block a multiprocessor; None: as many as the compiler takes
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Where the parts of a slab meet: zeros before a launch and after it. Of one matrix, or of launches in turn.
+
+    sums    int32 [S, 4, 32], counts int32 [S], for the S slabs that `cut_slabs` counts
+    """
+
+    sums: Tensor
+    counts: Tensor
+
+
+def cut_slabs(layout: Layout, config: Config) -> int:
+    """How many slabs a launch cuts into parts: those of its last turn that are no full one."""
+    return layout.rows // 16 % config.blocks if config.parts > 1 else 0
+
+
+def new_joint(layout: Layout, config: Config, device: torch.device) -> Joint | None:
+    """What a launch with `config` needs, or None if it cuts nothing."""
+    slabs = cut_slabs(layout, config)
+    if not slabs:
+        return None
+    zeros = torch.zeros(slabs * 129, dtype=torch.int32, device=device)
+    return Joint(zeros[: slabs * 128], zeros[slabs * 128 :])
 
 
 def magnitude_table(levels: Tensor) -> Tensor:
@@ -117,6 +153,7 @@ def packed_linear(
     plain: PlainRows | None = None,
     out: Tensor,
     config: Config,
+    joint: Joint | None = None,
     portable: bool = False,
     dependent: bool = False,
 ) -> Tensor:
@@ -127,6 +164,7 @@ def packed_linear(
     out        [8, N] contiguous, bf16 or fp32
     plain      a few plain rows beside it (not with `portable`)
     config     changes the time, never the bits of the packed rows
+    joint      new_joint() of this layout and config (not with `portable`)
     portable   the form for every backend; the other one is for NVIDIA
     dependent  launched as a programmatic dependent of the kernel before it
     """
@@ -153,17 +191,22 @@ def packed_linear(
         options["launch_pdl"] = True
     if config.registers is not None:
         options["maxnreg"] = config.registers
-    blocks, plain_rows = min(config.blocks, slabs), 0
+    cut = cut_slabs(layout, config)
+    if cut and (joint is None or joint.counts.numel() != cut):
+        raise ValueError(f"{cut} slabs are cut into parts: give new_joint() of this layout and config")
+    whole = slabs - cut
+    blocks, plain_rows = min(config.blocks, whole + cut * config.parts), 0
     beside = (out, out, out)
     if plain is not None:
         float_linear.check(plain.x, plain.weight, None, plain.out)
         beside, plain_rows = (plain.x, plain.weight, plain.out), plain.weight.shape[0]
-        launch = float_linear.sum_launch(1, config.warps, plain.weight.dtype)
+        plain_launch = float_linear.sum_launch(1, config.warps, plain.weight.dtype)
+    meet = (table_of, table_of) if not cut else (joint.sums, joint.counts)
     _kernels.packed_linear_kernel[(plain_rows + blocks,)](
-        x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table, *behind, *beside,
-        slabs, blocks, max(weight.window, 0), plain_rows,
+        x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table, *behind, *beside, *meet,
+        slabs, blocks, whole, config.parts, max(weight.window, 0), plain_rows,
         K=layout.columns, J=layout.record_columns // 64, WARPS=config.warps, WINDOW=weight.window >= 0,
-        EARLY=config.early, PLAIN=plain is not None, PLAIN_K=0 if plain is None else launch.block_k,
+        EARLY=config.early, CUT=cut > 0, PLAIN=plain is not None, PLAIN_K=0 if plain is None else plain_launch.block_k,
         DEPENDENT=dependent, num_warps=config.warps, **constants, **options,
     )  # fmt: skip
     return out
@@ -177,19 +220,20 @@ def unpack(weight: PackedWeight, slabs: Tensor, *, portable: bool = False) -> Te
     from . import _unpack_kernels as _kernels
 
     layout = weight.layout
-    out = torch.empty(slabs.numel() * 16, layout.columns, dtype=torch.int8, device=weight.storage.device)
+    count = slabs.shape[0]
+    out = torch.empty(count * 16, layout.columns, dtype=torch.int8, device=weight.storage.device)
     records = layout.columns // layout.record_columns
     tables = weight.table_of is not None
     table_of = weight.table_of if tables else weight.table
     if portable:
-        _kernels.unpack_kernel[(slabs.numel(), records)](
+        _kernels.unpack_kernel[(count, records)](
             weight.storage, weight.table.view(torch.uint8), table_of, slabs, out,
             K=layout.columns, BITS=layout.bits, C=layout.record_columns, TABLES=tables, num_warps=4,
         )  # fmt: skip
         return out
     warps = 4
-    _kernels.unpack_records_kernel[(slabs.numel(), -(-records // warps))](
-        weight.storage.view(torch.int32), weight.table, table_of, slabs, out.view(torch.int32), max(weight.window, 0),
+    _kernels.unpack_records_kernel[(count, -(-records // warps))](
+        weight.words, weight.table, table_of, slabs, out.view(torch.int32), max(weight.window, 0),
         K=layout.columns, BITS=layout.bits, J=layout.record_columns // 64, WARPS=warps, WINDOW=weight.window >= 0,
         TABLES=tables, num_warps=warps,
     )  # fmt: skip
@@ -205,11 +249,20 @@ def launch_config(layout: Layout, multiprocessors: int, beside: bool = False) ->
         return Config(8 if layout.rows <= 4096 else 4, layout.rows, True)  # a block for each slab
     if layout.rows <= 4096:
         return Config(8, layout.rows, layout.columns <= 4096)
-    if layout.rows > 32768:
-        return Config(2, 8 * multiprocessors, False)
-    all_at_once = 10240 < layout.rows <= 16 * 8 * multiprocessors  # with two warps on each slab
-    if all_at_once and not (beside and layout.columns > 4096):
+    if layout.columns > 8192:
+        return Config(8, 2 * multiprocessors, False, parts=3)
+    slabs, two_warps = layout.rows // 16, Config(2, 8 * multiprocessors, False)
+    slow_beside = beside and layout.columns > 4096
+    if 10240 < layout.rows <= 32768 and slow_beside:
+        return Config(4, slabs, False)
+    if 640 < slabs <= two_warps.blocks:  # all at once
         return Config(2, 9 * multiprocessors, False, registers=112)
+    # Parts of one record a warp. Only where they are few: meeting costs a microsecond, which other blocks' work hides.
+    cut = replace(two_warps, parts=-(-(layout.columns // layout.record_columns) // 2))
+    if slabs > two_warps.blocks and 8 * cut_slabs(layout, cut) <= cut.blocks:
+        return cut
+    if layout.rows > 32768:
+        return two_warps
     return Config(4, 4 * multiprocessors, layout.columns <= 4096)
 
 

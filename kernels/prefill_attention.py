@@ -25,6 +25,7 @@ are subnormal in fp16 (2^-14 of the largest and less) add n 2^-25 127 of the lar
 time of that product and no conversion of keys, and an error like that of the keys' own rounding.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -101,6 +102,7 @@ def prefill_attention(
     return out
 
 
+@functools.cache
 def _config_on(device, stored, queries, dim):
     if device.type != "cuda":
         return Config(16, 16, 4, 1)  # the interpreter

@@ -219,24 +219,32 @@ def prepare_many(
     eps: float | None = None,
     swiglu: bool = False,
     rotate: bool = True,
+    normed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One launch for any number of rows, a block each: `prepare_rows` as a kernel, for the prompt on a GPU.
 
     x, norm, eps, swiglu and rotate as for `prepare`, with R rows. Returns (x8 int8 [R, K], x_scale float32 [R]); a
-    row's bits depend on that row alone. Raises ValueError as `prepare` does.
+    row's bits depend on that row alone. normed, x's dtype [R, K] contiguous, takes the normed rows too, if given (with
+    a norm). Raises ValueError as `prepare` does.
     """
     from . import _prepare_kernels as _kernels
 
     _check_prologue(x, norm, eps, swiglu, rotate)
     _check_input(x, norm)
     rows, k = x.shape[0], x.shape[1] // 2 if swiglu else x.shape[1]
+    if normed is not None and (
+        norm is None or normed.shape != (rows, k) or normed.dtype != x.dtype or not normed.is_contiguous()
+        or normed.device != x.device
+    ):  # fmt: skip
+        raise ValueError(f"normed goes with a norm and must be contiguous {x.dtype} [{rows}, {k}] on {x.device}")
     x8 = torch.empty(rows, k, dtype=torch.int8, device=x.device)
     x_scale = torch.empty(rows, device=x.device)
     threads = _power_of_two(k // 8)
     _kernels.prepare_kernel[(rows, 1)](
-        x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps, x8, x_scale, x, x8, x_scale,
+        x, x.stride(0), x if norm is None else norm, 0.0 if eps is None else eps, x8, x_scale,
+        x if normed is None else normed, x8, x_scale,
         K=k, THREADS=max(32, threads), PARTS=1, SLOTS=False, CLUSTER=False, SWIGLU=swiglu, NORM=norm is not None,
-        NORMED=False, ROTATE=rotate, BY_ROWS=True, DEPENDENT=False,
+        NORMED=normed is not None, ROTATE=rotate, BY_ROWS=True, DEPENDENT=False,
         num_warps=max(1, min(32, threads // 32)), enable_fp_fusion=False,
     )  # fmt: skip
     return x8, x_scale

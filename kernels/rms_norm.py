@@ -32,10 +32,10 @@ def _normalised(x: Tensor, eps: float) -> Tensor:
 def rms_norm_rows(
     parts: Sequence[tuple[Tensor, Tensor]], eps: float, *, out: Tensor | None = None, dependent: bool = False
 ) -> Tensor:
-    """`rms_norm` of one or two tensors of the same shape in one launch, results side by side: for a decode pass.
+    """`rms_norm` of one or two tensors of the same shape in one launch, results side by side, any number of rows.
 
-    parts      (x [8, K] in one float dtype, rows contiguous; weight float32 [K])
-    out        [8, K times parts] in x's dtype, contiguous; default: a new one
+    parts      (x [R, K] in one float dtype, rows contiguous; weight float32 [K])
+    out        [R, K times parts] in x's dtype, contiguous; default: a new one
     dependent  launched as a programmatic dependent of the kernel before it (NVIDIA, from compute capability 9.0)
     A row's bits are its own. Sums run in another order than in `rms_norm`.
     """

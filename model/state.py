@@ -34,24 +34,40 @@ class TrunkState:
                 layer.reset()
         self.length = self.next_position = 0
 
-    def rows(self, start: int) -> list[tuple[Tensor, ...]]:
-        """What prompt tokens left, for `restore`: of an attention layer the keys and values from token `start` on, of
-        any other its window and recurrent state. Views; nothing may be pending."""
-        return [
-            layer.rows(start, self.length) if isinstance(layer, KVCache) else (layer.window, layer.recurrent)
-            for layer in self.layers
-        ]
+    def rows(self, start: int) -> list[Tensor]:
+        """Keys and values of all attention layers from token `start` on, as they are stored: views, for `restore`."""
+        return [x for layer in self._caches for x in layer.rows(start, self.length)]
 
-    def restore(self, parts: Sequence[Sequence[tuple[Tensor, ...]]], *, length: int, next_position: int):
-        """Brings an empty state to where copies of `rows` were taken, one part behind the other; same bytes."""
-        for index, layer in enumerate(self.layers):
-            if isinstance(layer, KVCache):
-                for part in parts:
-                    layer.restore(part[index])
-            else:
-                device = layer.recurrent.device
-                layer.replace(*(tensor.to(device, copy=True) for tensor in parts[-1][index]))
+    def recurrent(self) -> list[Tensor]:
+        """Window and recurrent state of every other layer, for `restore`. Views; nothing may be pending."""
+        return [x for layer in self._recurrent_layers for x in (layer.window, layer.recurrent)]
+
+    def restore(
+        self, rows: Sequence[Sequence[Tensor]], recurrent: Sequence[Tensor], *, length: int, next_position: int
+    ):
+        """Brings an empty state to where copies of `rows`, one part behind the other, and of `recurrent` were taken:
+        the same bytes."""
+        for part in rows:
+            width = len(part) // max(1, len(self._caches))
+            for index, cache in enumerate(self._caches):
+                cache.restore(part[index * width : (index + 1) * width])
+        for index, layer in enumerate(self._recurrent_layers):
+            device = layer.recurrent.device
+            layer.replace(*(x.to(device, copy=True) for x in recurrent[2 * index : 2 * index + 2]))
         self.length, self.next_position = length, next_position
+
+    @property
+    def device(self) -> torch.device:
+        first = self.layers[0]
+        return (first.keys.numbers if isinstance(first, KVCache) else first.recurrent).device
+
+    @property
+    def _caches(self):
+        return [layer for layer in self.layers if isinstance(layer, KVCache)]
+
+    @property
+    def _recurrent_layers(self):
+        return [layer for layer in self.layers if not isinstance(layer, KVCache)]
 
     def flush(self):
         """Writes what is still pending, so that every layer holds its committed state."""
@@ -66,6 +82,11 @@ class TrunkState:
             layer.scratch is not None if isinstance(layer, KVCache) else isinstance(layer, KernelState)
             for layer in self.layers
         )
+
+    @property
+    def prompts_by_kernels(self) -> bool:
+        """Whether prompt tokens pass every layer by kernels alone."""
+        return self.runs_on_device and all(layer.prefill_kernel for layer in self.layers if isinstance(layer, KVCache))
 
     @property
     def buffer(self) -> int:

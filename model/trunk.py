@@ -1,5 +1,6 @@
 """The hybrid trunk: embedding, layers, final norm, head."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from ..attention import DecodeScratch, GatedAttention, Rotary
 from ..deltanet import GatedDeltaNet
+from ..kernels import delta_prefill
 from ..kernels.rms_norm import rms_norm, rms_norm_rows
 from ..kernels.rounds import Round
 from ..kernels.rows import SLOTS, depths, each_row
@@ -22,6 +24,9 @@ from .state import TrunkState
 # with 2048 a packed matrix is unpacked a quarter as often, and attention has a block for every multiprocessor.
 CHUNKS = {"cpu": 512}
 GPU_CHUNK = 2048
+# Where every operation of a prompt is a kernel that gives a row the same bits in any pass, a chunk may be cut at
+# multiples of the delta rule's own chunk too.
+GRAIN = delta_prefill.CHUNK
 
 
 class Trunk:
@@ -45,6 +50,9 @@ class Trunk:
         self.norm = reader.vector("norm.weight")
         head = self.embedding if config.tied_head else reader.linear("lm_head")
         self.head = Projection([(head, (config.vocab_size,))])
+        parts = [part for block in self.blocks for part in (block.mixer, block.mlp)]
+        groups = [value for part in parts for value in vars(part).values() if isinstance(value, Projection)]
+        self._batch_invariant = self.device.type == "cuda" and all(group.batch_invariant for group in groups)
 
     def _block(self, reader, index, kind):
         prefix, config = f"layers.{index}.", self.config
@@ -72,6 +80,23 @@ class Trunk:
                 layers.append(state)
         return TrunkState(layers, capacity)
 
+    def grain(self, state: TrunkState) -> int:
+        """A prompt's passes into `state` may end at any multiple of so many tokens without other bits in the state, in
+        hidden states or in logits, as long as no pass has SLOTS tokens or fewer that would be more without the cut.
+
+        GRAIN where all of a prompt runs by kernels that give a row its own bits: embedding rows are looked up exactly;
+        activations are prepared a row a program; packed products are sums of integers; the few plain rows beside them
+        have kernels/float_gemm.py; a convolution reads the columns before a token, wherever they are kept; the delta
+        rule's chunks start at multiples of GRAIN and hand a float32 state on; attention's tiles of keys lie at absolute
+        multiples, and one that a row does not see adds nothing; norms are a row a program; what is left is elementwise.
+        Else `chunk`: libraries take another path for another number of rows. That is so on a CPU, for plain weights
+        (cuBLAS), and where a kernel is missing or failed its check.
+        """
+        return math.gcd(GRAIN, self.chunk) if self._rows_have_own_bits(state) else self.chunk
+
+    def _rows_have_own_bits(self, state):
+        return self._batch_invariant and state.prompts_by_kernels
+
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Token ids -> embeddings [T, H]."""
         return self.embedding.weight_rows(torch.tensor(ids, dtype=torch.long, device=self.device), self.dtype)
@@ -95,6 +120,8 @@ class Trunk:
             x = block.prefill(x, _prefill_mixer(block.mixer, layer, cos, sin))
         state.length += tokens
         state.next_position = int(positions.max()) + 1
+        if self._rows_have_own_bits(state):
+            return rms_norm_rows([(x, self.norm)], self.config.rms_eps)
         return rms_norm(x, self.norm, self.config.rms_eps)
 
     def verify(self, tokens: Sequence[int], parents: Sequence[int], state: TrunkState) -> tuple[Tensor, Tensor]:

@@ -54,9 +54,11 @@ class MtpHead:
         """
         cos, sin = self.rotary(positions)
         mixer = self.block.mixer
-        x = self.fc(self._joined(embeddings, hidden))[0]
+        kernels = cache.scratch is not None
+        parts = (embeddings, self.embedding_norm), (hidden, self.hidden_norm)
+        x = self.fc(self._normed(parts, kernels))[0]
         x = self.block.prefill(x, lambda row: mixer.prefill(row, cos, sin, cache=cache))
-        return x if self.pre_norm else rms_norm(x, self.norm, self.rms_eps)
+        return x if self.pre_norm else self._normed([(x, self.norm)], kernels)
 
     def decode(
         self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, *, control: Tensor, cache: KVCache
@@ -74,6 +76,8 @@ class MtpHead:
         """What the trunk's head takes, of what `prefill` and `decode` return; the same tensor unless `pre_norm`."""
         return rms_norm(output, self.norm, self.rms_eps) if self.pre_norm else output
 
-    def _joined(self, embeddings, hidden):
-        parts = (embeddings, self.embedding_norm), (hidden, self.hidden_norm)
+    def _normed(self, parts, kernels):
+        """Norms side by side. By the kernel a row's bits are its own, so a prompt's rows are those of any other cut."""
+        if kernels:
+            return rms_norm_rows(parts, self.rms_eps)
         return torch.cat([rms_norm(part, norm, self.rms_eps) for part, norm in parts], -1)

@@ -67,6 +67,7 @@ def prepare_variants(kernel, target):
         prepare_source(kernel, "alone", "bf16", 2048, 1, k=12288, swiglu=True, by_rows=True),
         alone | {"num_warps": 32},
     )
+    yield prepare_source(kernel, "alone", "bf16", 512, 1, k=4096, norm=True, normed=True, by_rows=True), alone
     if target.backend == "cuda":
         slots = {"num_warps": 4, "enable_fp_fusion": False}
         yield prepare_source(kernel, "slots", "bf16", 128, 17, k=17408, swiglu=True), slots
@@ -82,6 +83,7 @@ def packed_source(kernel, **constants):
     pointers = {"p_x": "i32", "p_x_scale": "fp32", "p_weights": "i32", "p_table": "i32", "p_channel_scale": "fp32"}
     pointers |= {"p_table_of": "i32", "p_residual": "bf16", "p_out": "bf16", "p_slabs": "i32"}
     pointers |= {"p_plain_x": "bf16", "p_plain": "bf16", "p_plain_out": "bf16"}
+    pointers |= {"p_sums": "i32", "p_counts": "i32"}
     if "C" in constants:  # the portable form and unpacking read bytes
         pointers |= {"p_x": "i8", "p_weights": "u8", "p_table": "u8"}
     if "p_slabs" in kernel.arg_names:  # unpacking writes the grid, as bytes or as words of four
@@ -109,7 +111,8 @@ def packed_variants(module, target):
             shape = {"WARPS": 4, "J": columns // 64, "WINDOW": window, "TABLES": bits == 4 and window}
             # Of 4 bits' two widths with and without a window, every pair of choices and not every triple.
             for early in (False, True) if bits > 4 else ((columns == 256) == window,):
-                flags = {"RESIDUAL": early, "EARLY": early, "PLAIN": not early, "PLAIN_K": 1024, "DEPENDENT": dependent}
+                flags = {"RESIDUAL": early, "EARLY": early, "CUT": not early, "PLAIN": not early, "PLAIN_K": 1024}
+                flags |= {"DEPENDENT": dependent}
                 yield packed_source(module.packed_linear_kernel, **common, **shape, **flags), options
             yield packed_source(unpacking.unpack_records_kernel, **common, **shape), {"num_warps": 4}
 
@@ -157,11 +160,21 @@ def float_variants(kernel, target):
             yield float_source(kernel, launch, name, dependent), options
 
 
+def float_gemm_variants(kernel):
+    """(source, options) of a prompt's rows times a small plain matrix."""
+    for name, block_k in (("bf16", 128), ("fp16", 64), ("fp32", 64)):
+        constants = {"K": 4096, "BLOCK_R": 16, "BLOCK_N": 64, "BLOCK_K": block_k}
+        types = dict.fromkeys(("p_x", "p_w", "p_out"), "*" + name) | dict.fromkeys(constants, "constexpr")
+        signature = {argument: types.get(argument, "i32") for argument in kernel.arg_names}
+        aligned = {(index,): [["tt.divisibility", 16]] for index in (0, 1, 2, 5)}  # pointers, distance of rows
+        yield ASTSource(kernel, signature, constants, aligned), {"num_warps": 4, "num_stages": 4}
+
+
 def attention_source(kernel, kind, constants):
     pointers = dict.fromkeys(("p_control", "p_counter"), "i32") | dict.fromkeys(("p_keys", "p_values"), kind)
     half = ("p_q", "p_gate", "p_out", "p_query_gate", "p_k", "p_v")
     types = {name: "*" + pointers.get(name, "bf16" if name in half else "fp32") for name in kernel.arg_names}
-    integers = ("slots", "max_parts", "gate_stride", "q_stride", "k_stride", "v_stride")
+    integers = ("start", "slots", "max_parts", "gate_stride", "q_stride", "k_stride", "v_stride")
     types |= dict.fromkeys(integers, "i32") | {"eps": "fp32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types[name] for name in kernel.arg_names}
     aligned = [(i,) for i, name in enumerate(signature) if types[name].startswith("*")]
@@ -199,6 +212,8 @@ def attention_variants(module, append, target):
         yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), wide
         rows = {"HEADS": heads, "KV_HEADS": 4, "D": dim, "HALF": 32, "MIXED": kind == "i8", "DEPENDENT": dependent}
         yield attention_source(append.append_kernel, kind, rows), options | {"enable_fp_fusion": False, "num_warps": 1}
+        rows.pop("DEPENDENT")
+        yield attention_source(append.append_prompt_kernel, kind, rows), {"enable_fp_fusion": False, "num_warps": 1}
 
 
 def prefill_variants(kernel, target):
@@ -237,6 +252,7 @@ def variants(target, every):
     yield from prepare_variants(kernel_module("_prepare_kernels").prepare_kernel, target)
     yield from packed_variants(kernel_module("_packed_kernels"), target)
     yield from float_variants(kernel_module("_float_linear_kernels").float_linear_kernel, target)
+    yield from float_gemm_variants(kernel_module("_float_gemm_kernels").float_gemm_kernel)
     yield from delta_variants(kernel_module, target, SHARED, every)
     yield from round_variants(kernel_module, target, every)
 

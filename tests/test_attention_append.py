@@ -4,7 +4,7 @@ import pytest
 import torch
 from fastqwen.attention import KVCache
 from fastqwen.attention.rotary import rotate
-from fastqwen.kernels.attention_append import append
+from fastqwen.kernels.attention_append import append, append_prompt
 from fastqwen.kernels.attention_control import new_control, write_control
 from fastqwen.kernels.kv_int8 import quantise
 from fastqwen.kernels.rms_norm import rms_norm
@@ -75,6 +75,26 @@ def test_queries_keys_and_values_are_those_of_the_torch_layer(dtype, kind, dim, 
         size = stored.read(0, 128).abs()[:, slots].amax(-1, keepdim=True)
         kept = {"int8": 1 / 127, "bf16": 2**-8, "fp32": 0}[kind]  # a number near a middle may round the other way
         assert (error <= (2 * step + kept * 1.01) * size).all()  # of the number, and of the row's scale
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp32"])
+def test_rows_of_a_prompt_are_stored_as_those_of_a_pass(kind):
+    projected, norms, rotary = inputs(64, 16, torch.bfloat16 if ON_GPU else torch.float32)
+    cache, prompt = filled(kind, 64), filled(kind, 64)
+    wanted = run(cache, projected, norms, rotary, parents=(-1,) + (0,) * 7)
+    twice = lambda parts: tuple(torch.cat([x, x[:5]]) for x in parts)  # noqa: E731
+    options = {"eps": EPS, "keys": prompt.keys, "values": prompt.values, "start": LENGTH}
+    q = wanted.new_full((13, *wanted.shape[1:]), float("nan"))
+    append_prompt(twice(projected), norms, twice(rotary), q=q, **options)
+    assert torch.equal(q, torch.cat([wanted, wanted[:5]]))
+    for found, stored in zip(bytes_of(prompt), bytes_of(cache), strict=True):
+        assert torch.equal(found[:, : LENGTH + 8], stored[:, : LENGTH + 8])
+        assert torch.equal(found[:, LENGTH + 8 : LENGTH + 13], stored[:, LENGTH : LENGTH + 5])
+        assert not found[:, LENGTH + 13 :].any()
+    with pytest.raises(ValueError, match="do not lie in a cache"):
+        append_prompt(projected, norms, rotary, q=q[:8], **options | {"start": prompt.keys.numbers.shape[1] - 7})
+    with pytest.raises(ValueError, match="cosines must be"):
+        append_prompt(twice(projected), norms, rotary, q=q, **options)
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp32"])

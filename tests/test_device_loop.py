@@ -162,7 +162,7 @@ def test_the_text_is_the_targets_and_the_session_holds_what_was_committed(trees)
     assert text == TEXT[:40] and meter.stop_reason == LENGTH
     assert session.tokens == [*PROMPT, *TEXT[:39]]  # the last one is drawn and not fed
     assert session.adopted["length"] == session.adopted["position"] == 3 + 39
-    assert model.shown == ([] if trees == [OFF] else TEXT[1:40])
+    assert model.shown == ([] if trees == [OFF] else TEXT[:40])
     # A round that was queued when the reply was over is not told to the planner.
     assert sum(length for _, length in planner.seen) == 39
     assert model.parts.count("verify") in (len(planner.seen), len(planner.seen) + 1)

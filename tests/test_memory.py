@@ -66,6 +66,19 @@ def test_views_of_one_storage_stay_so_and_the_old_memory_goes():
     assert torch.equal(alone, torch.ones(3))
 
 
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("moved", [True, False])
+def test_tensors_can_be_used_wherever_they_were_loaded_and_moved(loaded, moved):
+    with torch.inference_mode(loaded):
+        tensor = torch.arange(6.0)
+    with torch.inference_mode(moved):
+        move([[tensor]], CPU)
+    assert tensor.is_inference() == loaded
+    for used in (loaded, True):
+        with torch.inference_mode(used):
+            assert tensor[torch.tensor([2, 1])].tolist() == [2, 1] and tensor.add_(0).view(2, 3)[1, 2] == 5
+
+
 def test_an_engine_that_was_given_up_comes_back_by_itself_with_the_same_text(engine, wanted):
     whole = engine.bytes_on_device()
     assert engine.memory.resident and whole == engine.memory.weight_bytes
@@ -223,6 +236,20 @@ def test_what_a_reply_needs_grows_with_its_tokens(engine):
     small, large = engine.memory.reply_bytes(100), engine.memory.reply_bytes(4000)
     keys = engine.memory._cache_bytes
     assert 0 < keys(1024) < small < large and large - small >= keys(4096) - keys(1024)
+
+
+@pytest.mark.parametrize("mtp", ["auto", "off"])
+def test_an_engine_that_nobody_uses_goes_without_the_garbage_collector(mtp):
+    gc.collect()
+    gc.disable()  # no circle may keep gigabytes until the collector runs
+    try:
+        engine = load("demo")  # on the GPU where there is one
+        engine.generate("a fox", mtp=mtp, **OPTIONS)
+        parts = [weakref.ref(part) for part in (engine, engine.trunk, engine.memory, engine.prefix_cache)]
+        del engine
+        assert not any(part() is not None for part in parts)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu

@@ -72,11 +72,15 @@ def comfy(monkeypatch, tmp_path):
     return state
 
 
-def test_the_bar_fills_once_per_phase(comfy):
-    watch = host.Watch()
-    for phase, done, total in (("prefill", 5, 9), ("prefill", 9, 9), ("decode", 1, 4), ("decode", 3, 4)):
+def test_the_bar_fills_once_per_phase_and_moves_ten_times_a_second(comfy):
+    now = [5.0]
+    watch = host.Watch(clock=lambda: now[0])
+    for phase, done, total in (("prefill", 5, 9), ("prefill", 7, 9), ("prefill", 9, 9)):
         assert watch.on_step(Progress(phase, done, total)) is None
-    assert comfy.bars == [(9, [(5, 9), (9, 9)]), (4, [(1, 4), (3, 4)])]
+    for done in range(1, 10):  # the first one at once, the end as soon as it is there
+        watch.on_step(Progress("decode", done, 9))
+        now[0] += 0.04
+    assert comfy.bars == [(9, [(5, 9), (9, 9)]), (9, [(1, 9), (4, 9), (7, 9), (9, 9)])]
 
 
 def test_every_step_asks_for_an_interrupt(comfy):

@@ -59,12 +59,13 @@ def kernel_order(x8):
     return x8.view(8, -1, 64).transpose(0, 1).contiguous().to(DEVICE)
 
 
-def run(weight, x8, x_scale, *, portable, config=SOME, residual=None, dtype=torch.float32):
+def run(weight, x8, x_scale, *, portable, config=SOME, residual=None, dtype=torch.float32, joint=None):
     out = torch.full((8, weight.layout.rows), float("nan"), dtype=dtype, device=DEVICE)
     residual = None if residual is None else residual.to(DEVICE)
     result = packed_linear.packed_linear(
-        kernel_order(x8), x_scale.to(DEVICE), weight, residual=residual, out=out, config=config, portable=portable
-    )
+        kernel_order(x8), x_scale.to(DEVICE), weight, residual=residual, out=out, config=config, joint=joint,
+        portable=portable,
+    )  # fmt: skip
     return result.cpu()
 
 
@@ -87,6 +88,47 @@ def test_every_split_is_exact(bits, config, early):
     x8, x_scale = random_rows(2560)
     wanted = reference(x8, x_scale, grid, weight.channel_scale.cpu())
     assert torch.equal(run(weight, x8, x_scale, portable=False, config=Config(*config, early)), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [4, 6, 8])
+@pytest.mark.parametrize("blocks,parts", [(64, 2), (64, 5), (60, 3), (132, 2), (264, 4), (1, 7)])
+def test_slabs_cut_into_parts_are_exact_in_every_launch(bits, blocks, parts):
+    """1040 rows are 65 slabs: one is cut, five, all of them in several turns, or none."""
+    weight, grid = random_weight(bits, 1040, 2560, scales=(0x58, 0x70) if bits == 4 else (0x30, 0x4C))
+    config = Config(2, blocks, False, parts=parts)
+    joint = packed_linear.new_joint(weight.layout, config, DEVICE)
+    assert (joint is None) == (blocks == 1)
+    for seed in range(3):  # each launch finds the zeros that the one before left
+        x8, x_scale = random_rows(2560, seed=seed)
+        residual = torch.randn(8, 1040, generator=generator(seed))
+        wanted = reference(x8, x_scale, grid, weight.channel_scale.cpu(), residual)
+        found = run(weight, x8, x_scale, portable=False, config=config, residual=residual, joint=joint)
+        assert torch.equal(found, wanted)
+    assert joint is None or not (joint.sums.any() or joint.counts.any())
+
+
+def test_a_launch_that_cuts_slabs_wants_room_for_their_sums():
+    layout, config = Layout(4, 1040, 512), Config(2, 60, False, parts=3)
+    assert packed_linear.cut_slabs(layout, config) == 5 and packed_linear.cut_slabs(layout, Config(2, 60, False)) == 0
+    joint = packed_linear.new_joint(layout, config, torch.device("cpu"))
+    assert joint.sums.numel() == 5 * 128 and joint.counts.numel() == 5
+    weight, _ = random_weight(4, 1040, 512)
+    for wrong in (None, packed_linear.new_joint(layout, Config(2, 61, False, parts=3), torch.device("cpu"))):
+        with pytest.raises(ValueError, match="5 slabs are cut"):
+            run(weight, *random_rows(512), portable=False, config=config, joint=wrong)
+
+
+def test_few_slabs_of_a_last_turn_are_cut_and_many_are_not():
+    for rows, columns, cut in (
+        (17408, 5120, 32),
+        (34816, 5120, 64),
+        (5120, 17408, 56),
+        (24576, 4096, 0),
+        (4096, 4096, 0),
+    ):
+        layout = Layout(4, rows, columns)
+        assert packed_linear.cut_slabs(layout, packed_linear.launch_config(layout, 132)) == cut
 
 
 @pytest.mark.parametrize("portable", FORMS)

@@ -4,7 +4,10 @@ import pytest
 import tiny
 import torch
 from fastqwen.engine import GREEDY, SamplingSettings, load
-from fastqwen.engine.prefix_cache import Entry, PrefixCache, PromptReuse
+from fastqwen.engine.kept import Kept
+from fastqwen.engine.media import fingerprints
+from fastqwen.engine.prefix_cache import Entry, PrefixCache, Prompt
+from fastqwen.engine.prompt_reuse import PromptReuse
 from fastqwen.engine.session import Session
 from fastqwen.mtp.head_drafts import HeadDrafts
 from fastqwen.weights import FastQwenError
@@ -67,7 +70,7 @@ def prompt_state(engine, length, cache, state=None):
     session.reuse = PromptReuse(cache, "any", CHUNK, drafter)
     logits = session.prefill(ids, on_hidden=drafter.prompt)
     assert session.tokens == ids and session.state.length == session.state.next_position == length
-    held = [tensor for layer in session.state.rows(0) for tensor in layer]
+    held = [*session.state.rows(0), *session.state.recurrent()]
     return [logits, *held, *drafter.prompt_cache.rows(0, length - 1), *drafter.waiting_row], session.reuse.tokens
 
 
@@ -109,12 +112,26 @@ def test_settings_that_change_values_are_told_apart(engine, folder):
 
 
 def test_what_stands_at_a_place_of_the_prompt_is_part_of_the_key():
-    def key(contents, start):
-        return PromptReuse(PrefixCache(), "any", 4, None, contents)._key([5] * 8, start)
+    cat, dog, later = (Prompt([5] * 8, contents) for contents in ([(1, "cat")], [(1, "dog")], [(2, "cat")]))
+    assert cat.part(0, 4) != dog.part(0, 4) != Prompt([5] * 8).part(0, 4)
+    assert cat.part(4, 8) == dog.part(4, 8)  # the entry before it has it already
+    assert cat.part(0, 4) != later.part(0, 4)
+    assert (cat.shared(cat), cat.shared(dog), cat.shared(later)) == (8, 1, 1)
 
-    assert key([(1, "cat")], 0) != key([(1, "dog")], 0) != key([], 0)
-    assert key([(1, "cat")], 4) == key([(1, "dog")], 4)  # the entry before it has it already
-    assert key([(1, "cat")], 0) != key([(2, "cat")], 0)
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
+def test_rows_of_pictures_have_equal_fingerprints_only_where_they_are_equal(dtype):
+    rows = (torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
+    rows[7] = rows[3]
+    whole = fingerprints(rows)
+    prints = [whole[16 * row : 16 * row + 16] for row in range(40)]
+    assert len(whole) == 16 * 40 and len(set(prints)) == 39 and prints[7] == prints[3]
+    assert fingerprints(rows.T.contiguous().T) == whole
+    # Sign bits of two values, and two words that change places: sums that are not random would not see them.
+    signs, moved = rows.clone(), rows.clone()
+    signs[0, [5, 9]] = -signs[0, [5, 9]]
+    moved[0, [2, 3, 4, 5]] = moved[0, [4, 5, 2, 3]]
+    assert len({fingerprints(some[:1]) for some in (rows, signs, moved)}) == 3
 
 
 def test_an_entry_without_the_heads_rows_is_completed_by_a_reply_that_drafts(engine, plain):
@@ -153,14 +170,26 @@ def test_the_budget_holds_and_what_was_used_last_stays(folder):
 
 
 def test_ends_of_chains_go_before_their_starts():
-    cache = PrefixCache(4)
-    entries = {name: Entry([], None, 0, 0.0, 1) for name in ("a", "ab", "abc", "x")}
-    for name, entry in entries.items():
-        assert cache.make_room(1, []) and cache.add("any", list(name), entry)
-    assert cache.chain("any", ["x"]) == [entries["x"]]
-    assert cache.make_room(2, []) and cache.chain("any", list("abc")) == [entries["a"]]
-    assert not cache.make_room(4, [entries["a"]]) and not cache.make_room(5, [])
-    assert not cache.add("any", list("abc"), entries["abc"])  # its chain is gone
+    cache, chain = PrefixCache(4), []
+    one, none = Kept([torch.zeros(1, dtype=torch.uint8)] * 16), Kept([])
+    size = one.bytes
+    cache.budget_bytes = 4 * size
+
+    def entry(end):
+        return Entry(end, one, none, None, 0, 0.0, 1, False)
+
+    def found(ids):
+        return cache.longest("any", Prompt(ids), lambda entry: True)
+
+    for end in (1, 2, 3):
+        chain.append(entry(end))
+        assert cache.make_room(size, []) and cache.add("any", Prompt([1, 2, 3]), chain[:-1], chain[-1])
+    other = entry(1)
+    assert cache.make_room(size, []) and cache.add("any", Prompt([9]), [], other)
+    assert found([9]) == [other]
+    assert cache.make_room(2 * size, []) and found([1, 2, 3]) == chain[:1]
+    assert not cache.make_room(4 * size, chain[:1]) and not cache.make_room(5 * size, [])
+    assert not cache.add("any", Prompt([1, 2, 3]), chain[:2], chain[2])  # its chain is gone
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
@@ -177,17 +206,17 @@ def test_an_interrupt_in_a_long_prompt_leaves_whole_entries(engine, plain, chunk
 
 
 def test_an_interrupt_while_an_entry_is_copied_leaves_none(engine, plain, monkeypatch):
-    from fastqwen.engine import prefix_cache
+    from fastqwen.engine import prompt_reuse
 
-    copies, calls = prefix_cache._copies, []
+    calls = []
 
     def interrupted(tensors):
         calls.append(0)
-        if len(calls) == 4:
+        if len(calls) == 2:
             raise KeyboardInterrupt
-        return copies(tensors)
+        return Kept(tensors)
 
-    monkeypatch.setattr(prefix_cache, "_copies", interrupted)
+    monkeypatch.setattr(prompt_reuse, "Kept", interrupted)
     with pytest.raises(KeyboardInterrupt):
         written(engine, 40)
     assert len(engine.prefix_cache) == engine.prefix_cache.bytes == 0

@@ -272,6 +272,18 @@ def test_kernel_prepares_any_number_of_rows_each_as_if_alone(rows, prologue):
 
 
 @needs_triton
+def test_many_rows_are_normed_to_the_bits_of_a_decode_pass_in_one_block():
+    x, options = case(768, "norm", device=DEVICE)
+    out = module.prepare(x, poisoned(768, forms(768)[0], normed=x.dtype), **options)
+    rows = torch.full((16, 768), float("nan"), dtype=x.dtype, device=DEVICE)
+    module.prepare_many(x.repeat(2, 1), normed=rows, **options)
+    assert torch.equal(rows.nan_to_num(7), out.normed.repeat(2, 1).nan_to_num(7))
+    for wrong, those in ((rows[:, :512], options), (rows.double(), options), (rows, {})):
+        with pytest.raises(ValueError, match="normed goes with a norm"):
+            module.prepare_many(x.repeat(2, 1), normed=wrong, **those)
+
+
+@needs_triton
 def test_kernel_reads_rows_that_lie_apart():
     x, _ = case(512, "none", device=DEVICE)
     wide = torch.full((8, 1024), float("nan"), dtype=x.dtype, device=DEVICE)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fastqwen.kernels import packed
 from fastqwen.kernels.packed import Layout
+from fastqwen.weights import packed_linear
 from fastqwen.weights.decode import to_grid
 from fastqwen.weights.packed_linear import RecordLinear, as_int8, why_not_records
 from fastqwen.weights.quantize import encode
@@ -68,6 +69,22 @@ def misfits():
     yield "negative", dataclasses.replace(four, scales=(-scales).to(torch.float8_e4m3fn))
     yield "more than eight", dataclasses.replace(four, codebook=torch.linspace(-1, 0.2, 16))
     yield "groups of 32", dataclasses.replace(four, group=32, scales=four.scales[:, ::2].contiguous())
+
+
+def test_a_prompts_rows_have_the_same_bits_in_tiles_of_any_size(monkeypatch):
+    stored, made = stored_layer("w6a8", 80, 256), []
+    for slabs, most in ((2, 1), (2, 4 * 16 * 256), (512, 1)):  # tiles of 2; 5 slabs as 3 and 2; all at once
+        monkeypatch.setattr(packed_linear, "TILE_SLABS", slabs)
+        monkeypatch.setattr(packed_linear, "WHOLE_BYTES", most)
+        made.append(RecordLinear.of([stored], DEVICE))
+    assert [[len(tile[0]) for tile in each._large_tiles] for each in made] == [[2, 2, 1], [3, 2], [5]]
+    generator = torch.Generator().manual_seed(0)
+    x8 = torch.randint(-127, 128, (9, 256), generator=generator, dtype=torch.int8).to(DEVICE)
+    scale, residual = torch.rand(9, generator=generator).to(DEVICE), torch.randn(9, 80, generator=generator).to(DEVICE)
+    results = [each(x8, scale, added, torch.float32) for each in made for added in (None, residual)]
+    monkeypatch.setattr(packed_linear, "FEW_ROWS", 8)
+    results += [made[1](x8, scale, added, torch.float32) for added in (None, residual)]  # the small tiles
+    assert all(torch.equal(result, results[turn % 2]) for turn, result in enumerate(results))
 
 
 @pytest.mark.parametrize("word,stored", list(misfits()), ids=[word for word, _ in misfits()])

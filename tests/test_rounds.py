@@ -155,5 +155,7 @@ def test_norms_of_rows_are_the_references_and_each_row_its_own(columns):
     alone = torch.zeros_like(x)
     alone[5] = x[2]
     assert torch.equal(rms_norm_rows([(alone, weight)], 1e-6)[5], found[2, :columns])
+    many = torch.cat([other, x, other])  # a prompt's
+    assert torch.equal(rms_norm_rows([(many, weight)], 1e-6)[8:16], found[:, :columns])
     with pytest.raises(ValueError, match="one shape"):
         rms_norm_rows([(x, weight), (x[:, :32], second)], 1e-6)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..kernels import float_linear, packed, packed_linear, prepare
+from ..kernels import float_gemm, float_linear, packed, packed_linear, prepare
 from ..kernels.packed import Layout
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,12 @@ def packed_kernels(device: torch.device) -> tuple[bool, str]:
 def float_kernels(device: torch.device, dtype: torch.dtype) -> tuple[bool, str]:
     """The same for plain layers whose weights have `dtype`."""
     return decide(device, "plain linear", lambda device: _wrong_float(device, dtype))
+
+
+@functools.cache
+def prompt_kernels(device: torch.device, dtype: torch.dtype) -> tuple[bool, str]:
+    """The same for the rows of a prompt (kernels/float_gemm.py)."""
+    return decide(device, "plain prompt", lambda device: _wrong_prompt(device, dtype))
 
 
 @functools.cache
@@ -82,6 +88,21 @@ def _wrong_float(device, dtype) -> str | None:
     return None
 
 
+def _wrong_prompt(device, dtype) -> str | None:
+    """Small random data: right within float32's rounding and the output's, a row's bits its own wherever it stands."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(70, 256, generator=generator).to(dtype)
+    weight = torch.randn(70, 256, generator=generator).to(dtype)
+    wanted = float_linear.reference(x, weight)
+    bound = 258 * 2.0**-23 * (x.double().abs() @ weight.double().abs().T) + torch.finfo(dtype).eps * wanted.abs()
+    rows, matrix = x.to(device), weight.to(device)
+    found = float_gemm.float_gemm(rows, matrix)
+    if not bool(((found.cpu() - wanted).abs() <= bound).all()):
+        return f"products of {dtype} differ"
+    alike = torch.equal(float_gemm.float_gemm(rows[13:], matrix), found[13:])
+    return None if alike else f"products of {dtype} depend on the other rows"
+
+
 def _wrong_packed(device) -> str | None:
     """Runs every packed kernel once on small random data; what differs from the reference, or None."""
     generator = torch.Generator().manual_seed(0)
@@ -105,9 +126,10 @@ def _wrong_packed(device) -> str | None:
         window = 0x30 if bits == 4 else -1
         weight = packed_linear.PackedWeight(storage.to(device), layout, scale.to(device), table.to(device), window)
         out = torch.empty(8, 48, device=device)
-        packed_linear.packed_linear(
-            prepared.x8, prepared.x_scale, weight, out=out, config=packed_linear.Config(4, 8, bits != 4)
-        )
+        # Three slabs on two blocks: the third is cut into parts, where launches of this width do so.
+        config = packed_linear.Config(4, 2, False, parts=2) if bits == 4 else packed_linear.Config(4, 8, True)
+        joint = packed_linear.new_joint(layout, config, device)
+        packed_linear.packed_linear(prepared.x8, prepared.x_scale, weight, out=out, config=config, joint=joint)
         wanted = packed_linear.reference(x8.cpu(), prepared.x_scale.cpu(), grid, scale)
         if not torch.equal(out.cpu(), wanted):
             return f"{bits}-bit products differ"

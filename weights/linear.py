@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels import float_linear
-from .backend import dependent_launch, float_kernels
+from ..kernels import float_gemm, float_linear
+from .backend import dependent_launch, float_kernels, prompt_kernels
 
 
 class Linear:
@@ -25,6 +25,16 @@ class Linear:
         row count); decoding therefore uses `decode`, or passes one row [K] at a time (see kernels/rows.py).
         """
         return F.linear(x, self.weight)
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `rows` can be called: for a small matrix, for which it is as fast as a library."""
+        small = self.by_kernel and self.weight.shape[0] <= float_linear.FEW_ROWS
+        return small and prompt_kernels(self.weight.device, self.weight.dtype)[0]
+
+    def rows(self, x: Tensor) -> Tensor:
+        """The rows of a prompt: x [R, K] -> [R, N] in x's dtype. A row's bits are its own, whatever R is."""
+        return float_gemm.float_gemm(x, self.weight)
 
     def decode(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """The eight rows of a decode pass: x [8, K], residual [8, N] or None -> [8, N] in x's dtype.

@@ -19,6 +19,8 @@ from .stored import StoredLayer
 
 BITS = {"w4a8": 4, "w6a8": 6, "int8": 8}
 TILE_SLABS = 512  # 8192 rows of a matrix are unpacked at once for a prompt: 32 MiB at K = 4096, which stay in the L2
+# Up to FEW_ROWS rows a prompt waits for its launches rather than for memory: then as few tiles as WHOLE_BYTES allow.
+FEW_ROWS, WHOLE_BYTES = 512, 128 << 20
 
 
 class PackedLinear:
@@ -68,11 +70,16 @@ class RecordLinear(PackedLinear):
         self.weight, self.channel_scale, self.rotated = weight, weight.channel_scale, rotated
         device = weight.storage.device
         self._row_places: Tensor | None = None
-        self._slabs = torch.arange(weight.layout.rows // packed.SLAB, dtype=torch.int32, device=device)
+        slabs = torch.arange(weight.layout.rows // packed.SLAB, dtype=torch.int32, device=device)
+        self._tiles = self._cut(slabs, TILE_SLABS)
+        most = max(TILE_SLABS, WHOLE_BYTES // (packed.SLAB * weight.layout.columns))
+        self._large_tiles = self._cut(slabs, -(-len(slabs) // -(-len(slabs) // most)))
         # The other form is NVIDIA's own instructions; ROCm and Triton's interpreter run the portable one.
         self._portable = device.type != "cuda" or torch.version.hip is not None
         processors = 8 if self._portable else torch.cuda.get_device_properties(device).multi_processor_count
-        self._configs = [packed_linear.launch_config(weight.layout, processors, beside) for beside in (False, True)]
+        configs = [packed_linear.launch_config(weight.layout, processors, beside) for beside in (False, True)]
+        joints = [None if self._portable else packed_linear.new_joint(weight.layout, c, device) for c in configs]
+        self._launches = list(zip(configs, joints, strict=True))  # alone, and with plain rows beside it
 
     @classmethod
     def of(cls, group: Sequence[StoredLayer], device: torch.device) -> "RecordLinear":
@@ -124,8 +131,9 @@ class RecordLinear(PackedLinear):
         """
         if out is None:
             out = torch.empty(8, self.weight.layout.rows, dtype=dtype, device=x8.device)
+        config, joint = self._launches[plain is not None]
         return packed_linear.packed_linear(
-            x8, x_scale, self.weight, residual=residual, plain=plain, out=out, config=self._configs[plain is not None],
+            x8, x_scale, self.weight, residual=residual, plain=plain, out=out, config=config, joint=joint,
             portable=self._portable, dependent=dependent_launch(x8.device),
         )  # fmt: skip
 
@@ -133,15 +141,22 @@ class RecordLinear(PackedLinear):
         out = torch.empty(x8.shape[0], self.weight.layout.rows, dtype=dtype, device=x8.device)
         if residual is not None:
             residual = residual.to(dtype).contiguous()
-        for first in range(0, len(self._slabs), TILE_SLABS):
-            slabs = self._slabs[first : first + TILE_SLABS]
-            rows = slice(first * packed.SLAB, (first + len(slabs)) * packed.SLAB)
+        tiles = self._large_tiles if x8.shape[0] <= FEW_ROWS else self._tiles
+        for slabs, channel_scale, rows in tiles:
+            part, added = out, residual
+            if len(tiles) > 1:
+                part, added = out[:, rows], None if residual is None else residual[:, rows]
             tile = packed_linear.unpack(self.weight, slabs, portable=self._portable)
-            added = None if residual is None else residual[:, rows]
-            int8_gemm.int8_gemm(
-                x8, x_scale, tile, self.channel_scale[rows], residual=added, out=out[:, rows]
-            )  # fmt: skip
+            int8_gemm.int8_gemm(x8, x_scale, tile, channel_scale, residual=added, out=part)
         return out
+
+    def _cut(self, slabs, count):
+        """Tiles of `count` slabs: (their numbers, their rows' channel scales, their rows)."""
+        rows = [
+            slice(first * packed.SLAB, min(first + count, len(slabs)) * packed.SLAB)
+            for first in range(0, len(slabs), count)
+        ]
+        return [(part, self.channel_scale[where], where) for part, where in zip(slabs.split(count), rows, strict=True)]
 
     def first_rows(self, count: int) -> "RecordLinear":
         """A layer of the first `count` rows, a multiple of 16: slabs lie one after another, so it is a view."""

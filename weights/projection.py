@@ -36,6 +36,9 @@ class Projection:
     matrices  (matrix [N, K], rows of the layers stacked in it) in the group's order; plain and packed may be mixed
     norm      the norm before them, or None
     swiglu    the input is gate | up, [..., 2 K], and the prologue is silu(gate) * up
+
+    batch_invariant  bits of a prompt's row are its own, however many rows are given with it, if they are more than
+                     SLOTS: fewer are a decode pass's, whose kernels add up in another order
     """
 
     def __init__(
@@ -53,6 +56,10 @@ class Projection:
         forms = [isinstance(m, RecordLinear) or (isinstance(m, Linear) and m.by_kernel) for m, _ in self.matrices]
         # Packed matrices in another form than records need activations prepared row by row.
         self._by_kernel = any(forms) and all(isinstance(matrix, RecordLinear) for matrix in packed)
+        self.batch_invariant = (
+            self._by_kernel and bool(packed)
+            and all(matrix.takes_rows for matrix, _ in self.matrices if isinstance(matrix, Linear))
+        )  # fmt: skip
         self._rotations = {matrix.rotated for matrix in packed}
         # A preparation with a norm can store the normed row too, which plain matrices of the group then read.
         self._stores_normed = norm is not None and len(packed) < len(self.matrices)
@@ -95,26 +102,35 @@ class Projection:
         return scratch[None, :start]
 
     def _split(self, results):
-        return tuple(
-            part for (_, sizes), result in zip(self.matrices, results, strict=True) for part in result.split(sizes, -1)
-        )
+        parts: list[Tensor] = []
+        for (_, sizes), result in zip(self.matrices, results, strict=True):
+            parts += (result,) if len(sizes) == 1 else result.split_with_sizes(sizes, -1)
+        return tuple(parts)
 
     def _results(self, x, residual):
         """One tensor for each matrix."""
-        rows = x.reshape(-1, x.shape[-1])
-        added = None if residual is None else residual.reshape(rows.shape[0], -1)
+        rows, added = x, residual
+        if x.dim() != 2:
+            rows = x.reshape(-1, x.shape[-1])
+            added = None if residual is None else residual.reshape(rows.shape[0], -1)
         if self._by_kernel and rows.shape[0] <= SLOTS:  # a draft's row, or the last of a prompt: read packed bytes once
             results = self._decode(_in_slots(rows), rows.shape[0], None if added is None else _in_slots(added))
             return [result[: rows.shape[0]].reshape(*x.shape[:-1], -1) for result in results]
-        prepared = {rotated: self._prepare_rows(rows, rotated) for rotated in self._rotations}
-        plain = None
+        prepared, plain = {}, None
+        for rotated in self._rotations:
+            wanted = self._by_kernel and self._stores_normed and plain is None
+            normed = rows.new_empty(rows.shape) if wanted else None
+            prepared[rotated] = self._prepare_rows(rows, rotated, normed)
+            plain = normed.view(x.shape) if normed is not None else plain
         results: list[Tensor] = []
         for matrix, _ in self.matrices:
             if isinstance(matrix, PackedLinear):
-                result = matrix(*prepared[matrix.rotated], added, x.dtype).view(*x.shape[:-1], -1)
+                result = matrix(*prepared[matrix.rotated], added, x.dtype)
+                result = result if x.dim() == 2 else result.view(*x.shape[:-1], -1)
             else:
                 plain = self._prologue(x) if plain is None else plain
-                result = matrix(plain) if residual is None else residual + matrix(plain)
+                result = matrix.rows(plain) if self.batch_invariant and x.dim() == 2 else matrix(plain)
+                result = result if residual is None else residual + result
             results.append(result)
         return results
 
@@ -154,9 +170,9 @@ class Projection:
         following = self.matrices[index + 1][0]
         return isinstance(following, Linear) and following.by_kernel and following.weight.shape[0] <= FEW_ROWS
 
-    def _prepare_rows(self, rows, rotated):
+    def _prepare_rows(self, rows, rotated, normed=None):
         if self._by_kernel:
-            return prepare.prepare_many(rows.contiguous(), rotate=rotated, **self._prologue_arguments)
+            return prepare.prepare_many(rows.contiguous(), rotate=rotated, normed=normed, **self._prologue_arguments)
         return prepare.prepare_rows(rows, rotate=rotated, **self._prologue_arguments)
 
     def _plain_rows(self, x, rows):

@@ -88,7 +88,7 @@ def layout(rows: int, columns: int, format: str, *, rotated: bool = True) -> dic
         }
         if format == "w4a8":
             sides["weight_codebook"] = (torch.float32, (len(CODEBOOK),))
-    return sides | {"comfy_quant": (torch.uint8, (len(_marker_bytes(format, rotated)),))}
+    return sides | {"comfy_quant": (torch.uint8, (len(marker_bytes(format, rotated=rotated)),))}
 
 
 def encode(
@@ -111,7 +111,7 @@ def encode(
     rows, columns = weight.shape
     rotated = rotated or format != "int8"
     sides = layout(rows, columns, format, rotated=rotated)
-    marked = torch.tensor(list(_marker_bytes(format, rotated)), dtype=torch.uint8)
+    marked = torch.tensor(list(marker_bytes(format, rotated=rotated)), dtype=torch.uint8)
     tensors = {key: torch.empty(shape, dtype=dtype, device=weight.device) for key, (dtype, shape) in sides.items()}
     tensors["comfy_quant"] = marked
     quantise = _Int8(tensors) if format == "int8" else GroupEncoder(tensors, 4 if format == "w4a8" else 6)
@@ -144,7 +144,8 @@ def _rotated(x):
     return torch.cat([rotate(tile) for tile in (*tiles[:-1], last)])[: len(x)]
 
 
-def _marker_bytes(format, rotated):
+def marker_bytes(format: str, *, rotated: bool = True) -> bytes:
+    """`marker` as it stands in a `comfy_quant` tensor."""
     return json.dumps(marker(format, rotated=rotated)).encode("utf-8")
 
 
