@@ -75,7 +75,10 @@ def test_an_example_fits_the_servers_nodes(server, path):
                 assert value in options["options"] or name in ("ckpt_name", "folder"), (name, value)
             elif kind in ("INT", "FLOAT"):
                 assert options.get("min", value) <= value <= options.get("max", value), (name, value)
+        origin = info[node["class_type"]]["python_module"]
+        assert "ComfyUI-FastQwen" in origin or not origin.startswith("custom_nodes"), "needs another pack"
     assert all(node["widgets_values"][0] for node in nodes.values() if node["type"] in NOTES)
+    assert path.with_suffix(".jpg").is_file(), "the template browser shows a picture for each"
 
 
 def test_every_picture_of_a_batch_is_seen(server, library):
