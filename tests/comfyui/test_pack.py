@@ -22,9 +22,10 @@ def test_the_extension_help_pages_names_and_examples_are_served(server):
     assert set(server.get("/workflow_templates")["ComfyUI-FastQwen"]) == {path.stem for path in EXAMPLES}
 
 
-def test_chinese_help_pages_are_served_and_name_every_input_as_the_node_does(server):
-    for node, names in server.get("/i18n")["zh"]["nodeDefs"].items():
-        page = server.text(f"/extensions/ComfyUI-FastQwen/docs/{node}/zh.md")
+@pytest.mark.parametrize("language,file", [("en", ".md"), ("zh", "/zh.md")])
+def test_help_pages_are_served_and_name_every_input_as_the_node_does(server, language, file):
+    for node, names in server.get("/i18n")[language]["nodeDefs"].items():
+        page = server.text(f"/extensions/ComfyUI-FastQwen/docs/{node}{file}")
         assert page.startswith(f"# {names['display_name']}\n")
         slots = [slot["name"] for part in ("inputs", "outputs") for slot in names[part].values()]
         assert set(slots) - set(re.findall(r"\*\*(.+?)\*\*", page)) <= {"clip"}, node
