@@ -27,6 +27,10 @@ FOR_THE_PICTURE = f"""() => {{
   canvas.ds.offset[1] = 140 - Math.min(...graph._nodes.map(n => n.pos[1]));
   canvas.setDirty(true, true);
 }}"""
+SHOWN = f"""([text, report]) => {{
+  const box = {NODE}.fastqwenBox;
+  return box && box.text.value === text && box.status.textContent && report.includes(box.status.textContent);
+}}"""
 WRONG = "() => window.app.graph._nodes.filter(node => node.has_errors).map(node => node.type)"
 QUEUED = "async () => (await window.app.graphToPrompt()).output"
 NO_MESSAGE = "() => !document.body.innerText.includes('Job ')"
@@ -70,11 +74,10 @@ def texts_on_node(page):
 
 
 def finished(page, count):
-    """The history's entries, oldest first, once there are so many and the page has had time to show the last."""
+    """The history's entries, oldest first, once there are so many."""
     deadline = time.monotonic() + SECONDS
     while len(entries := list(page.server.get("/history").values())) < count and time.monotonic() < deadline:
         page.wait_for_timeout(100)
-    page.wait_for_timeout(1000)
     return entries
 
 
@@ -90,8 +93,8 @@ def test_a_workflow_is_opened_queued_and_its_text_seen_while_written_and_after_a
     (node,) = (place for place, output in entry["outputs"].items() if "report" in output)
     (text,), (report,) = entry["outputs"][node]["text"], entry["outputs"][node]["report"]
     assert text.startswith(part.strip()) and len(part) < len(text) and "tokens" in status
-    shown, status, in_sight = texts_on_node(page)
-    assert shown == text and status in report and in_sight
+    page.wait_for_function(SHOWN, arg=[text, report])
+    assert texts_on_node(page)[2], "out of sight"
     page.evaluate(FOR_THE_PICTURE)
     page.wait_for_function(NO_MESSAGE)
     page.wait_for_timeout(500)
@@ -102,8 +105,7 @@ def test_a_workflow_is_opened_queued_and_its_text_seen_while_written_and_after_a
     page.evaluate("workflow => window.app.loadGraphData(workflow)", example)
     page.wait_for_function(f"() => {NODE} && !{NODE}.fastqwenBox")
     page.evaluate("() => window.app.queuePrompt(0)")
-    page.wait_for_function(f"() => {NODE}.fastqwenBox?.answer")
-    assert texts_on_node(page)[0] == text
+    page.wait_for_function(SHOWN, arg=[text, report])
     messages = finished(page, 2)[-1]["status"]["messages"]
     assert any(node in data["nodes"] for name, data in messages if name == "execution_cached")
     assert page.errors == []
