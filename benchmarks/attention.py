@@ -18,6 +18,7 @@ from itertools import product
 import torch
 
 from ..attention import KVCache
+from ..engine.memory import empty_cache
 from ..kernels import decode_attention as kernels
 from ..kernels.attention import decode_row
 from ..kernels.attention_append import append
@@ -158,7 +159,7 @@ def bench_attention(
                 choose(form)
                 found.append({"form": form} | bench(shape, kind, length, count, number, ceiling))
                 print("  " + ", ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
-                torch.cuda.empty_cache()
+                empty_cache(torch.device("cuda"))
     choose("kept")
     return {"what": "bench attention", **provenance(), "read_ceiling_GBps": round(ceiling), "rows": found}
 
