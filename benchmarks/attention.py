@@ -19,6 +19,7 @@ from itertools import product
 import torch
 
 from ..attention import KVCache
+from ..engine.memory import empty_cache
 from ..kernels import decode_attention as kernels
 from ..kernels._attention_ptx_tile import STAMPS
 from ..kernels.attention import decode_row
@@ -208,7 +209,7 @@ def bench_attention(
                 for row in bench(shape, kind, length, count, number, checked, ceiling):
                     found.append(row)
                     print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-                torch.cuda.empty_cache()
+                empty_cache(torch.device("cuda"))
             if "stamps" in forms and kind == "int8":
                 for length in lengths:
                     found.append({"form": "stamps", "shape": shape, "length": length} | timeline(shape, length))

@@ -17,6 +17,7 @@ import torch
 from ..engine.device_model import DeviceModel
 from ..engine.device_passes import DevicePasses
 from ..engine.host_drawn_passes import HostDrawnPasses
+from ..engine.memory import empty_cache
 from ..engine.sampling import SamplingSettings
 from ..engine.session import Session
 from ..kernels.sampling import supports
@@ -51,7 +52,7 @@ def bench(
     """Prints what it measures; returns the summary that is printed last as JSON."""
     device = torch.device("cuda")
     ceiling = read_ceiling(device)
-    torch.cuda.empty_cache()
+    empty_cache(device)
     drafts = {"draft_rows": draft_rows, "draft_format": draft_format}
     trunk, mtp, sizes = random_model(shape, device, bits=bits, head=head, kv=kv, **drafts)
     print(

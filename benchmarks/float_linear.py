@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
+from ..engine.memory import empty_cache
 from ..kernels.float_linear import Launch, float_linear, launch_for, reference, sum_launch
 from .kernels import CALLS, ROTATE_BYTES
 from .timing import graph_microseconds, provenance, read_ceiling
@@ -122,7 +123,7 @@ def main():
         print("  " + ", ".join(f"{key} {value}" for key, value in row.items() if key != "best"), flush=True)
         for us, launch in row.get("best", ()):
             print(f"      {us} {launch}", flush=True)
-        torch.cuda.empty_cache()
+        empty_cache(torch.device("cuda"))
     summary = {
         "what": "float_linear", **provenance(), "dtype": arguments.dtype, "read_ceiling_GBps": round(ceiling),
         "shapes": found,

@@ -13,6 +13,7 @@ import torch
 
 from ..engine import GREEDY, load
 from ..engine.device_model import DeviceModel
+from ..engine.memory import empty_cache
 from ..engine.streaming import Placement, StreamedBlock
 from ..mtp.tree import OFF, Tree
 from .decode import SETTINGS, _prefill, _rounds
@@ -84,7 +85,7 @@ def main():
         rows.append(measure(arguments.shape, arguments.bits, budget, rate))
         print("  " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
         gc.collect()
-        torch.cuda.empty_cache()
+        empty_cache(torch.device("cuda"))
     print(json.dumps({"what": "bench streaming", "shape": arguments.shape, "bits": arguments.bits, **provenance(),
                       "copy_GBps": round(rate, 1), "rows": rows}))  # fmt: skip
 

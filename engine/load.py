@@ -17,7 +17,7 @@ from ..weights import Checkpoint, FastQwenError
 from ..weights.quantize import FORMATS
 from .engine import NO_TOWER, Engine
 from .media import Vision
-from .memory import too_big
+from .memory import empty_cache, too_big
 from .prefix_cache import DEFAULT_BYTES
 from .streaming import Placement
 
@@ -140,7 +140,7 @@ def _least_bytes(checkpoint: Checkpoint, quantize: str | None, repack: bool) -> 
 def _check_room(checkpoint, device, quantize, repack, vram_budget):
     if device.type != "cuda":
         return
-    torch.cuda.empty_cache()
+    empty_cache(device)
     free, needed = torch.cuda.mem_get_info(device)[0], _least_bytes(checkpoint, quantize, repack)
     needed = needed if vram_budget is None else min(needed, int(vram_budget))
     if needed > free:

@@ -152,7 +152,7 @@ class EngineMemory:
 
     def room_for(self, capacity: int) -> int:
         """The class of sizes to allocate for, or what fits of it. Raises FastQwenError where `capacity` does not."""
-        torch.cuda.empty_cache()
+        empty_cache(self.device)
         free = torch.cuda.mem_get_info(self.device)[0]
         room = capacity_class(capacity, self._context)
         if self._cache_bytes(room) > free * FREE_SHARE:
@@ -182,7 +182,7 @@ class EngineMemory:
     def free(self):
         """Gives up what replies share: captured graphs, keys and values, states, workspaces."""
         self._drop_model()
-        self._empty_cache()
+        empty_cache(self.device)
 
     def offload(self):
         """`free`, and then the weights: they go to RAM. A reply that is under way cannot go on."""
@@ -195,7 +195,7 @@ class EngineMemory:
             self._away = list(self._weights())
             if self.device.type != "cpu":
                 move(self._away, torch.device("cpu"))
-        self._empty_cache()
+        empty_cache(self.device)
 
     def restore(self):
         """Brings the weights back, the same bytes. Raises FastQwenError where they do not fit; after torch's own
@@ -210,12 +210,12 @@ class EngineMemory:
                 move(
                     (group for group in self._away if group[0].device == self.device), torch.device("cpu")
                 )  # fmt: skip
-                self._empty_cache()
+                empty_cache(self.device)
                 raise
         self._away = None
 
     def _check_room(self):
-        self._empty_cache()
+        empty_cache(self.device)
         free = torch.cuda.mem_get_info(self.device)[0]
         if self.weight_bytes > free:
             raise FastQwenError(too_big(self.weight_bytes, free, self.device))
@@ -235,9 +235,14 @@ class EngineMemory:
             self._model.release()
             self._model, self._shared_bytes = None, 0
 
-    def _empty_cache(self):
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+
+def empty_cache(device: torch.device):
+    """Gives memory that torch keeps for later back to the device.
+
+    By torch alone, not ComfyUI's `soft_empty_cache`: the engine also runs where ComfyUI is not.
+    """
+    if device.type in ("cuda", "xpu", "mps"):
+        torch.get_device_module(device).empty_cache()
 
 
 def too_big(needed: int, free: int, device: torch.device) -> str:

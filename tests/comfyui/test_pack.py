@@ -22,9 +22,10 @@ def test_the_extension_help_pages_names_and_examples_are_served(server):
     assert set(server.get("/workflow_templates")["ComfyUI-FastQwen"]) == {path.stem for path in EXAMPLES}
 
 
-def test_chinese_help_pages_are_served_and_name_every_input_as_the_node_does(server):
-    for node, names in server.get("/i18n")["zh"]["nodeDefs"].items():
-        page = server.text(f"/extensions/ComfyUI-FastQwen/docs/{node}/zh.md")
+@pytest.mark.parametrize("language,file", [("en", ".md"), ("zh", "/zh.md")])
+def test_help_pages_are_served_and_name_every_input_as_the_node_does(server, language, file):
+    for node, names in server.get("/i18n")[language]["nodeDefs"].items():
+        page = server.text(f"/extensions/ComfyUI-FastQwen/docs/{node}{file}")
         assert page.startswith(f"# {names['display_name']}\n")
         slots = [slot["name"] for part in ("inputs", "outputs") for slot in names[part].values()]
         assert set(slots) - set(re.findall(r"\*\*(.+?)\*\*", page)) <= {"clip"}, node
@@ -75,7 +76,10 @@ def test_an_example_fits_the_servers_nodes(server, path):
                 assert value in options["options"] or name in ("ckpt_name", "folder"), (name, value)
             elif kind in ("INT", "FLOAT"):
                 assert options.get("min", value) <= value <= options.get("max", value), (name, value)
+        origin = info[node["class_type"]]["python_module"]
+        assert "ComfyUI-FastQwen" in origin or not origin.startswith("custom_nodes"), "needs another pack"
     assert all(node["widgets_values"][0] for node in nodes.values() if node["type"] in NOTES)
+    assert path.with_suffix(".jpg").is_file(), "the template browser shows a picture for each"
 
 
 def test_every_picture_of_a_batch_is_seen(server, library):

@@ -144,6 +144,18 @@ def test_a_file_of_another_family_is_named_on_the_loader(server):
     assert "foreign.safetensors" in message and "Qwen" in message
 
 
+def test_a_file_that_was_cut_short_is_named_and_the_next_run_is_right(server, library):
+    folder = server.base / "models" / "text_encoders"
+    cut = folder / "cut.safetensors"
+    cut.write_bytes((folder / "foreign.safetensors").read_bytes()[:-8])
+    try:
+        assert "cut.safetensors" in error_of(server.run(workflow(model=cut.name)))
+    finally:
+        cut.unlink()
+    nodes = workflow(seed=12)
+    assert text_of(server.run(nodes)) == library(nodes).text
+
+
 def test_another_loaders_clip_is_named(server):
     nodes = workflow()
     nodes["1"] = {"class_type": "ForeignClipForTest", "inputs": {}}
