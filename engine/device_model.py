@@ -19,6 +19,7 @@ from ..mtp.head import MtpHead
 from ..mtp.tree import Tree
 from ..weights import FastQwenError
 from ..weights.backend import dependent_launch, one_line
+from .arena import Arena, arena_for
 from .sampling import SamplingSettings
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class DeviceModel:
             self._shapes: dict[Tree, Tensor] = {}
             self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
             self._pool = None  # the graphs' memory
+            self._arenas: dict[str, Arena] = {}  # the same where they have none of their own
             self.seconds: dict[str, float] = {}  # of each part, where it was captured
             self.hidden = self.logits = None  # of the part "rows"
             # Functions, not methods: an object that refers to itself keeps its memory until the garbage collector runs.
@@ -91,7 +93,8 @@ class DeviceModel:
     @property
     def shared(self) -> tuple[object, ...]:
         """What replies share, weights apart."""
-        return self.state, self.head_cache, self.round, self.settings, self._workspace, self._short_workspace, self._row
+        buffers = self.state, self.head_cache, self.round, self.settings, self._row
+        return *buffers, self._workspace, self._short_workspace, self._arenas
 
     def release(self):
         """Gives the memory back, whoever still refers to this: graphs first, which know the addresses of the rest. The
@@ -100,6 +103,7 @@ class DeviceModel:
         if self.trunk.device.type == "cuda":
             torch.cuda.synchronize(self.trunk.device)
         self._graphs.clear()
+        self._arenas.clear()
         self.parts, self._shapes = {}, {}
         self.state = self.head_cache = self.round = self.settings = self._workspace = self._row = None
         self.hidden = self.logits = self._short_workspace = self._pool = None
@@ -189,7 +193,7 @@ class DeviceModel:
         """The last waiting rows, and the first level's list."""
         rounds.begin_head(self.round, dependent=self._dependent)
         output = self._waiting_rows()
-        self._row[:1].copy_(output.index_select(0, self.round.head.last))
+        torch.index_select(output, 0, self.round.head.last, out=self._row[:1])
         self._propose()
 
     def _next(self):
@@ -199,11 +203,12 @@ class DeviceModel:
         self._propose()
 
     def _waiting_rows(self):
-        return self._rows(self.round.ring.hidden.index_select(0, self.round.head.gather))
+        hidden = torch.empty_like(self._row)
+        return self._rows(torch.index_select(self.round.ring.hidden, 0, self.round.head.gather, out=hidden))
 
     def _rows(self, hidden):
         rows = self.round.head
-        embeddings = self.trunk.embedding.weight_rows(rows.tokens, self.trunk.dtype)
+        embeddings = self.trunk.embedding.embed(rows.tokens, self.trunk.dtype)
         return self.head.decode(embeddings, hidden, rows.cos, rows.sin, control=rows.attention, cache=self.head_cache)
 
     def _propose(self):
@@ -267,14 +272,17 @@ class DeviceModel:
         return True
 
     def _capture(self, parts, stream):
-        graphs = {}
+        graphs, arenas = {}, {}
         try:
             for name, part in parts.items():
+                arenas[name] = arena_for(part, self, device=self.trunk.device)
                 graphs[name] = torch.cuda.CUDAGraph()
                 # Other threads of the process may go on using the GPU meanwhile.
-                with torch.cuda.graph(graphs[name], pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                options = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
+                with torch.cuda.graph(graphs[name], **options), arenas[name]:
                     part(self)
             self._graphs |= graphs
+            self._arenas |= arenas
             self.seconds |= {name: self._timed(name) for name in parts}
         except torch.cuda.OutOfMemoryError:
             raise

@@ -148,7 +148,7 @@ class Trunk:
         """`verify` with everything that differs between passes read on the device (kernels/rounds.py): for a state of
         which `runs_on_device` holds. Returns hidden [SLOTS, H] and logits [SLOTS, V] in the compute dtype; rows of dead
         slots mean nothing."""
-        x = self.embedding.weight_rows(round.tokens, self.dtype)
+        x = self.embedding.embed(round.tokens, self.dtype)
         for block, layer in zip(self.blocks, state.layers, strict=True):
             x = block.verify(x, SLOTS, _decode_mixer(block.mixer, layer, round))
         hidden = rms_norm_rows([(x, self.norm)], self.config.rms_eps, dependent=dependent_launch(self.device))

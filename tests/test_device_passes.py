@@ -1,11 +1,14 @@
 """Rounds on the device give the text of passes that the host drives, for every tree, and leave the same state."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import tiny
 import torch
-from fastqwen.engine import GREEDY, SamplingSettings, load
+from fastqwen.engine import GREEDY, SamplingSettings, arena, load
 from fastqwen.engine.device_model import DeviceModel
 from fastqwen.engine.device_passes import DevicePasses
 from fastqwen.engine.host_drawn_passes import HostDrawnPasses
@@ -171,6 +174,47 @@ def test_drafts_from_a_shortlist_give_the_text_too(engine, wanted, settings, mon
     text, _, meter = on_device(engine, [Tree((4, 3))], settings)
     assert text == wanted(settings)[0] and model.captured and model is not whole
     assert {token for token in text if token >= 144} <= set(short.extra_ids)
+
+
+@pytest.mark.parametrize("top_k", [40, 0])
+def test_passes_captured_in_memory_taken_before_give_the_text_too(engine, wanted, top_k, monkeypatch):
+    monkeypatch.setattr(arena, "captures_need_arena", lambda: True)
+    model = DeviceModel(engine.trunk, engine.mtp_head, capacity=128, vocab=engine.tokenizer.size)
+    monkeypatch.setattr(engine, "device_model", model)
+    settings = replace(EVERYTHING, top_k=top_k)
+    if not top_k:
+        model.draw_on_host()
+    kind = DevicePasses if top_k else HostDrawnPasses
+    assert model.captured and all(isinstance(model._arenas[part], arena.Arena) for part in model.parts)
+    assert on_device(engine, [OFF, Tree((3, 2, 1, 1))], settings, kind=kind)[0] == wanted(settings)[0]
+
+
+REPLIES = """
+import torch
+from fastqwen.engine import SamplingSettings, load
+engine = load(MODEL)
+assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+for mtp, top_k in (("off", 40), ("auto", 40), ("3", 0), ("auto", 40)):
+    settings = SamplingSettings(temperature=1.0, top_k=top_k, top_p=1.0)
+    print(list(engine.generate("a fox", settings=settings, seed=3, mtp=mtp, max_tokens=40).token_ids))
+    if top_k == 0:
+        engine.offload()
+"""
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-w4a8", "demo-bf16"])
+def test_comfyuis_allocator_has_the_same_text_by_graphs(model):
+    """Graphs that were captured, replayed, given up and captured again, in a process that uses cudaMallocAsync."""
+    environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+    code = REPLIES.replace("MODEL", repr(model))
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "no CUDA graphs" not in done.stderr and "Warning" not in done.stderr, done.stderr
+    texts, plain = done.stdout.splitlines(), load(model)
+    for line, top_k in zip(texts, (40, 40, 0, 40), strict=True):
+        settings = SamplingSettings(temperature=1.0, top_k=top_k, top_p=1.0)
+        wanted = plain.generate("a fox", settings=settings, seed=3, mtp="off", max_tokens=40).token_ids
+        assert line == str(list(wanted))
 
 
 @pytest.mark.parametrize("trees", [[OFF], [Tree((3, 2, 1, 1))]], ids=["off", "tree"])

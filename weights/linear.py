@@ -51,6 +51,11 @@ class Linear:
         """The weights [len(ids), K] of some rows: an embedding lookup."""
         return F.embedding(ids, self.weight).to(dtype)
 
+    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """`weight_rows` of the few rows of a decode pass."""
+        out = torch.empty(len(ids), self.weight.shape[1], dtype=self.weight.dtype, device=ids.device)
+        return torch.index_select(self.weight, 0, ids, out=out).to(dtype)
+
     def first_rows(self, count: int) -> "Linear":
         """A layer of the first `count` rows, over the same memory."""
         return Linear(self.weight[:count])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..kernels import int8_gemm, packed, packed_linear, rotation
+from ..kernels import embedding, int8_gemm, packed, packed_linear, rotation
 from ..kernels.int8_matmul import int8_matmul, scaled
 from ..kernels.packed import Layout
 from ..kernels.packed_linear import PackedWeight, PlainRows
@@ -44,6 +44,10 @@ class PackedLinear:
         rows = self._grid_rows(ids).float() * self.channel_scale[ids, None]
         # The exact form: a token's embedding must not depend on how many tokens are looked up with it.
         return (rotation.rotate_exactly(rows) / 16 if self.rotated else rows).to(dtype)
+
+    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """`weight_rows` of the few rows of a decode pass, the same bits."""
+        return self.weight_rows(ids, dtype)
 
     def first_rows(self, count: int) -> "PackedLinear":
         """A layer of the first `count` rows, over the same memory."""
@@ -157,6 +161,14 @@ class RecordLinear(PackedLinear):
             for first in range(0, len(slabs), count)
         ]
         return [(part, self.channel_scale[where], where) for part, where in zip(slabs.split(count), rows, strict=True)]
+
+    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Three launches, where `weight_rows` has thirty."""
+        slabs = torch.empty(len(ids), dtype=torch.int32, device=ids.device)
+        torch.floor_divide(ids, packed.SLAB, out=slabs)
+        grid = packed_linear.unpack(self.weight, slabs, portable=self._portable)
+        out = torch.empty(len(ids), self.weight.layout.columns, dtype=dtype, device=ids.device)
+        return embedding.embed_rows(grid, ids, self.channel_scale, rotated=self.rotated, out=out)
 
     def first_rows(self, count: int) -> "RecordLinear":
         """A layer of the first `count` rows, a multiple of 16: slabs lie one after another, so it is a view."""
