@@ -183,6 +183,25 @@ def test_a_prompt_continued_at_a_chunk_boundary_has_the_bits_of_the_whole(dtype,
     assert torch.equal(state[0], window) and torch.equal(state[1], recurrent)
 
 
+@pytest.mark.parametrize("passes", [8, pytest.param(1250, marks=pytest.mark.gpu)])
+def test_a_long_run_of_passes_leaves_what_the_tokens_as_a_prompt_leave(passes):
+    """Eight tokens a pass, ten thousand on a GPU: what the rule writes over takes its roundings along, so the bound is
+    that of a short run."""
+    heads = HEADS[0]
+    weights = make_weights(heads)
+    sequence, chain = Sequence(weights, torch.float32), (-1, 0, 1, 2, 3, 4, 5, 6)
+    for turn in range(passes):
+        out = sequence.run([(turn, slot) for slot in range(8)], chain)
+        sequence.accept(7)
+    rows = [sequence.token((turn, slot)) for turn in range(passes) for slot in range(8)]
+    inputs = [torch.stack(part).to(DEVICE) for part in zip(*rows, strict=True)]
+    expected, window, recurrent = prefill(inputs, weights, **empty(heads, torch.float32))
+    found_window, found = sequence.committed()
+    assert torch.equal(found_window, window)
+    assert relative(found, recurrent.cpu().double()) < BOUND
+    assert relative(out, expected[-8:].cpu().double()) < BOUND
+
+
 def test_decoding_continues_from_a_prompt():
     heads = HEADS[0]
     weights, tokens = make_weights(heads), "abcdefg"

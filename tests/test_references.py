@@ -99,6 +99,22 @@ def test_delta_chunks_equal_the_steps(tokens, gate):
     assert relative(found, wanted) < 64 * ROUNDING and relative(state, wanted_state) < 64 * ROUNDING
 
 
+@pytest.mark.parametrize("gate", [1e-6, 1.0], ids=["never_forgets", "forgets"])
+def test_ten_thousand_delta_steps_are_as_close_to_the_chunks_as_ten(gate):
+    """What the rule holds along a key it writes over, also where nothing decays, and roundings go with it: those of the
+    last few dozen tokens are what is left, of either sign."""
+    inputs = rule_inputs(10_000, gate)
+    exact, exact_state = delta_rule.chunked(*inputs)
+    now, *rows = (x.float() for x in inputs)
+    found, found_state = delta_rule.chunked(now, *rows)
+    outputs = []
+    for q, k, v, g, beta in zip(*rows, strict=True):
+        now = delta_rule.step(now, k, v, g, beta)
+        outputs.append(delta_rule.read(now, q))
+    for state, read in ((now, torch.stack(outputs)), (found_state, found)):
+        assert relative(state, exact_state) < 2 * ROUNDING and relative(read, exact) < 2 * ROUNDING
+
+
 def over(keys, values):
     """A cache's `read` over plain tensors [kv_heads, slots, D]."""
     return lambda start, end: (keys[:, start:end], values[:, start:end])
