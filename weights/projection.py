@@ -13,7 +13,7 @@ from torch import Tensor
 from ..kernels import prepare
 from ..kernels.float_linear import FEW_ROWS
 from ..kernels.packed_linear import PlainRows
-from ..kernels.rms_norm import rms_norm
+from ..kernels.rms_norm import rms_norm, rms_norm_rows
 from ..kernels.rows import SLOTS, each_row
 from .backend import dependent_launch
 from .linear import Linear
@@ -176,9 +176,14 @@ class Projection:
         return prepare.prepare_rows(rows, rotate=rotated, **self._prologue_arguments)
 
     def _plain_rows(self, x, rows):
-        # On a GPU torch's reductions and elementwise operations of one fixed shape treat every row alike; on a CPU the
-        # tail of a vectorised loop differs.
-        return self._prologue(x) if x.is_cuda else each_row(self._prologue, rows, x)
+        if not x.is_cuda:  # there the tail of a vectorised loop differs from the rest: each row alone
+            return each_row(self._prologue, rows, x)
+        if self.norm is not None:
+            x = rms_norm_rows([(x, self.norm.weight)], self.norm.eps, dependent=dependent_launch(x.device))
+        if self.swiglu:  # elementwise, so all rows are treated alike; into memory that a captured pass has at hand
+            gate, up = x.chunk(2, -1)
+            x = torch.ops.aten.silu.out(gate, out=x.new_empty(gate.shape)).mul_(up)
+        return x
 
     def _decode_plain(self, matrix, plain, rows, residual, out):
         if matrix.by_kernel:
