@@ -73,6 +73,18 @@ def _move(p_keys, p_values, p_key_scales, p_value_scales, source, target, D: tl.
         tl.store(p_value_scales + target, tl.load(p_value_scales + source))
 
 
+@triton.jit
+def _store_query(
+    p_row, p_norm, p_cos, p_sin, p_q, row, head, eps, HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    MIXED: tl.constexpr,
+):  # fmt: skip
+    """A row's query of one head, p_row [HEADS, query | gate]."""
+    q = _normed_and_rotated(p_row + head * 2 * D, p_norm, p_cos, p_sin, row, eps, D, HALF)
+    if MIXED:
+        q = _mixed(q, D) * (1.0 / D)
+    tl.store(p_q + (row * HEADS + head) * D + tl.arange(0, D), q.to(p_q.dtype.element_ty))
+
+
 @triton.jit(do_not_specialize=["start", "slots"])
 def append_prompt_kernel(
     p_query_gate, p_k, p_v, p_q_norm, p_k_norm, p_cos, p_sin, p_keys, p_values, p_key_scales, p_value_scales, p_q,
@@ -85,12 +97,8 @@ def append_prompt_kernel(
     program = tl.program_id(1)
     o_d = tl.arange(0, D)
     if program >= KV_HEADS:
-        head = program - KV_HEADS
-        p_x = p_query_gate + row * q_stride + head * 2 * D
-        q = _normed_and_rotated(p_x, p_q_norm, p_cos, p_sin, row, eps, D, HALF)
-        if MIXED:
-            q = _mixed(q, D) * (1.0 / D)
-        tl.store(p_q + (row * HEADS + head) * D + o_d, q.to(p_q.dtype.element_ty))
+        p_x = p_query_gate + row * q_stride
+        _store_query(p_x, p_q_norm, p_cos, p_sin, p_q, row, program - KV_HEADS, eps, HEADS, D, HALF, MIXED)
     else:
         slot = program.to(tl.int64) * slots + start + row
         k = _normed_and_rotated(p_k + row * k_stride + program * D, p_k_norm, p_cos, p_sin, row, eps, D, HALF)
@@ -115,12 +123,8 @@ def append_kernel(
         gdc_launch_dependents()
         gdc_wait()
     if program >= KV_HEADS:
-        head = program - KV_HEADS
-        p_x = p_query_gate + row * q_stride + head * 2 * D
-        q = _normed_and_rotated(p_x, p_q_norm, p_cos, p_sin, row, eps, D, HALF)
-        if MIXED:
-            q = _mixed(q, D) * (1.0 / D)
-        tl.store(p_q + (row * HEADS + head) * D + o_d, q.to(p_q.dtype.element_ty))
+        p_x = p_query_gate + row * q_stride
+        _store_query(p_x, p_q_norm, p_cos, p_sin, p_q, row, program - KV_HEADS, eps, HEADS, D, HALF, MIXED)
     else:
         first = program.to(tl.int64) * slots
         source = tl.load(p_control + MOVE)

@@ -8,6 +8,7 @@ In float32 by the additions of `rotate_exactly`, one rounding to the output's dt
 import torch
 from torch import Tensor
 
+from .packed_linear import check_contiguous
 from .rotation import BLOCK, rotate_exactly
 
 
@@ -35,13 +36,7 @@ def embed_rows(grid: Tensor, ids: Tensor, channel_scale: Tensor, *, rotated: boo
         "channel_scale": (channel_scale, tuple(channel_scale.shape[:1]), (torch.float32,)),
         "out": (out, (rows, k), (torch.bfloat16, torch.float16, torch.float32)),
     }
-    for name, (tensor, shape, dtypes) in wanted.items():
-        if tuple(tensor.shape) != shape or tensor.dtype not in dtypes or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} must be contiguous {dtypes[0]} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}"
-            )
-        if tensor.device != out.device:
-            raise ValueError(f"{name} is on {tensor.device}, out on {out.device}: move them to one device")
+    check_contiguous(wanted, out.device)
     if k % BLOCK:
         raise ValueError(f"{k} columns are no multiple of {BLOCK}")
     _kernel.embed_rows_kernel[(rows, k // BLOCK)](

@@ -279,10 +279,15 @@ def _check(x8, x_scale, weight, residual, out):
         wanted["residual"] = (residual, (8, layout.rows), (out.dtype,))
     if weight.table_of is not None:
         wanted["table_of"] = (weight.table_of, (layout.rows // 16,), (torch.int32,))
+    check_contiguous(wanted, out.device)
+
+
+def check_contiguous(wanted: dict[str, tuple[Tensor, tuple[int, ...], tuple[torch.dtype, ...]]], device: torch.device):
+    """Raises ValueError unless each tensor has its shape and one of its dtypes, is contiguous and on out's `device`."""
     for name, (tensor, shape, dtypes) in wanted.items():
         if tuple(tensor.shape) != shape or tensor.dtype not in dtypes or not tensor.is_contiguous():
             raise ValueError(
                 f"{name} must be contiguous {dtypes[0]} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}"
             )
-        if tensor.device != out.device:
-            raise ValueError(f"{name} is on {tensor.device}, out on {out.device}: move them to one device")
+        if tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device}, out on {device}: move them to one device")
