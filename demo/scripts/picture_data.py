@@ -24,6 +24,8 @@ OPEN, CLOSE = "<|vision_start|>", "<|vision_end|>"
 SYSTEMS = ("You are a helpful assistant.", "You describe pictures.", "Answer briefly.")
 RATES = (1, 2, 4, 8, 12, 16, 24, 25, 30)  # frames a second
 BLOCK = 512  # rows encoded at once
+TURNS = (1, 3, 4, 4)  # most rows have room for four short ones, and every one teaches
+LONG = ("caption", "style", "what is where")
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,15 @@ class Form:
 
 
 FORMS = {
-    "square": Form(1, 8, 8, 128, False, 50),
-    "wide": Form(1, 6, 8, 128, False, 7),
-    "tall": Form(1, 8, 6, 128, False, 7),
-    "wider": Form(1, 6, 10, 128, False, 5),
-    "taller": Form(1, 10, 6, 128, False, 5),
+    "square": Form(1, 8, 8, 128, False, 40),
+    "wide": Form(1, 6, 8, 128, False, 8),
+    "tall": Form(1, 8, 6, 128, False, 8),
+    "wider": Form(1, 6, 10, 128, False, 7),
+    "taller": Form(1, 10, 6, 128, False, 7),
     "flat": Form(1, 4, 10, 128, False, 3),
     # All frames of a video share 65,536 pixels: the more there are, the smaller they become.
     "pair": Form(1, 10, 10, 128, True, 3, True),
-    "two": Form(2, 8, 8, 128, True, 10),
+    "two": Form(2, 8, 8, 128, True, 8),
     "two wide": Form(2, 6, 10, 128, True, 3),
     "two 4:3": Form(2, 6, 8, 128, True, 3),
     "three": Form(3, 8, 8, 192, True, 4, False),
@@ -116,6 +118,12 @@ def positions(pads: np.ndarray, form: Form) -> np.ndarray:
     return out
 
 
+def chosen(rng: random.Random, turns: list[tuple], wanted: int | None) -> list[tuple]:
+    """The questions of one row; mostly short ones first, for what a caption has said need not be seen again."""
+    asked = rng.sample(turns, min(wanted or rng.choice(TURNS), len(turns)))
+    return sorted(asked, key=lambda turn: turn[2] in LONG) if rng.random() < 0.8 else asked
+
+
 class Writer:
     """Turns samples into rows with one tokenizer."""
 
@@ -125,28 +133,39 @@ class Writer:
         self.pads = [self.tokenizer.token_to_id(t) for t in (IMAGE, VIDEO)]
 
     def rows(self, rng: random.Random, form: Form, count: int, turns=None) -> list[tuple]:
-        """Up to `count` rows (ids, positions, drawn numbers, kind of the last question); too long ones are left out."""
-        samples, texts, kinds = [], [], []
+        """Up to `count` rows (ids, positions, drawn numbers, kind of the last question); too long ones are left out.
+
+        turns: so many questions each and the held-out mix of pictures; without it, what practice needs. A row that is
+        too long then keeps its last question only.
+        """
+        samples, size = [], (form.rows * 16, form.columns * 16)
         for _ in range(count):
-            sample = moving.sequence(rng, form.count, form.video) if form.moving else scenes.still(rng)
-            wanted = turns or rng.choice((1, 1, 2, 3))
-            asked = rng.sample(sample["turns"], min(wanted, len(sample["turns"])))
-            samples.append(sample)
-            kinds.append(asked[-1][2])
-            texts.append(conversation(rng, sample, asked))
+            if form.moving:
+                sample = moving.sequence(rng, form.count, form.video)
+            else:
+                sample = scenes.still(rng, size=size, practice=turns is None)
+            samples.append((sample, chosen(rng, sample["turns"], turns)))
+        out, again = self._encoded(rng, form, samples)
+        return out if turns else out + self._encoded(rng, form, [(s, t[-1:]) for s, t in again if len(t) > 1])[0]
+
+    def _encoded(self, rng, form: Form, samples: list[tuple]) -> tuple[list[tuple], list[tuple]]:
+        """Rows of (sample, turns), and those that are too long."""
+        texts = [conversation(rng, sample, asked) for sample, asked in samples]
         encoded = iter(self.tokenizer.encode_batch_fast([piece for text in texts for piece, _ in text]))
-        out = []
-        for sample, text, kind in zip(samples, texts, kinds, strict=True):
+        out, long = [], []
+        for (sample, asked), text in zip(samples, texts, strict=True):
             parts = [np.array(next(encoded).ids, np.uint16) | (ANSWER if answer else 0) for _, answer in text]
             ids = np.concatenate([*parts, np.array([self.end | ANSWER], np.uint16)])
             ids = np.repeat(ids, np.where(np.isin(ids, self.pads), form.cells, 1))
             if len(ids) > form.length:
+                long.append((sample, asked))
                 continue
             ids = np.concatenate([ids, np.full(form.length - len(ids), self.end | PAD, np.uint16)]).astype(np.uint16)
             frames = [pair if form.moving else pair[:1] for pair in sample["frames"]]
             drawn = np.array([[pictures.numbers(p) for p in pair] for pair in frames], np.float16)
-            out.append((ids, positions(np.isin(ids, self.pads), form).astype(np.uint8), drawn, kind))
-        return out
+            places = positions(np.isin(ids, self.pads), form).astype(np.uint8)
+            out.append((ids, places, drawn, asked[-1][2]))
+        return out, long
 
 
 def collect(checkpoint, form: Form, seed: int, count: int, turns=None) -> dict:
