@@ -114,8 +114,8 @@ def sheet(model, batches: list[Batch], tokenizer, path: pathlib.Path) -> list[di
     return said
 
 
-def run(model, checkpoint: pathlib.Path, out: pathlib.Path, device, total: int, small: bool = False) -> dict:
-    """Accuracies on about `total` held-out questions, and contact_sheet.png in `out`."""
+def run(model, checkpoint: pathlib.Path, picture: pathlib.Path, device, total: int, small: bool = False) -> dict:
+    """Accuracies on about `total` held-out questions, and the contact sheet in the file `picture`."""
     shares, scores, forms, shown = sum(f.share for f in FORMS.values()), {}, {}, []
     writer = picture_data.Writer(checkpoint)
     for index, (name, form) in enumerate(FORMS.items()):
@@ -140,7 +140,7 @@ def run(model, checkpoint: pathlib.Path, out: pathlib.Path, device, total: int, 
     result["aims_met"] = all(result["right_by_kind"].get(k, [0])[0] >= v for k, v in KINDS_AIMED.items())
     print(json.dumps(result), flush=True)
     try:
-        result["samples"] = sheet(model, shown, writer.tokenizer, out / "contact_sheet.png")
+        result["samples"] = sheet(model, shown, writer.tokenizer, picture)
     except Exception as error:  # the figures are not lost for a sheet to look at
         print(f"no contact sheet: {error!r}", flush=True)
-    return result
+    return {"pictures": result}

@@ -24,7 +24,7 @@ OPEN, CLOSE = "<|vision_start|>", "<|vision_end|>"
 SYSTEMS = ("You are a helpful assistant.", "You describe pictures.", "Answer briefly.")
 RATES = (1, 2, 4, 8, 12, 16, 24, 25, 30)  # frames a second
 BLOCK = 512  # rows encoded at once
-TURNS = (1, 3, 4, 4)  # most rows have room for four short ones, and every one teaches
+TURNS = (1, 3, 4, 5)  # most rows have room for four short ones, and every one teaches
 LONG = ("caption", "style", "what is where")
 
 
@@ -119,9 +119,14 @@ def positions(pads: np.ndarray, form: Form) -> np.ndarray:
 
 
 def chosen(rng: random.Random, turns: list[tuple], wanted: int | None) -> list[tuple]:
-    """The questions of one row; mostly short ones first, for what a caption has said need not be seen again."""
-    asked = rng.sample(turns, min(wanted or rng.choice(TURNS), len(turns)))
-    return sorted(asked, key=lambda turn: turn[2] in LONG) if rng.random() < 0.8 else asked
+    """One row's questions. Of several one at most is long, and mostly last: what it says need not be seen again."""
+    wanted = wanted or rng.choice(TURNS)
+    if wanted == 1:
+        return [rng.choice(turns)]
+    short, long = ([turn for turn in turns if (turn[2] in LONG) == which] for which in (False, True))
+    told = [rng.choice(long)] if rng.random() < 0.4 else []
+    asked = rng.sample(short, min(wanted - len(told), len(short)))
+    return told + asked if rng.random() < 0.2 else asked + told
 
 
 class Writer:
@@ -135,8 +140,8 @@ class Writer:
     def rows(self, rng: random.Random, form: Form, count: int, turns=None) -> list[tuple]:
         """Up to `count` rows (ids, positions, drawn numbers, kind of the last question); too long ones are left out.
 
-        turns: so many questions each and the held-out mix of pictures; without it, what practice needs. A row that is
-        too long then keeps its last question only.
+        turns: so many questions each and the held-out mix of pictures; without it, what practice needs, and rows that
+        are too long lose their first questions.
         """
         samples, size = [], (form.rows * 16, form.columns * 16)
         for _ in range(count):
@@ -145,8 +150,11 @@ class Writer:
             else:
                 sample = scenes.still(rng, size=size, practice=turns is None)
             samples.append((sample, chosen(rng, sample["turns"], turns)))
-        out, again = self._encoded(rng, form, samples)
-        return out if turns else out + self._encoded(rng, form, [(s, t[-1:]) for s, t in again if len(t) > 1])[0]
+        out, long = self._encoded(rng, form, samples)
+        while long and not turns:
+            more, long = self._encoded(rng, form, [(sample, asked[1:]) for sample, asked in long if len(asked) > 1])
+            out += more
+        return out
 
     def _encoded(self, rng, form: Form, samples: list[tuple]) -> tuple[list[tuple], list[tuple]]:
         """Rows of (sample, turns), and those that are too long."""
@@ -186,14 +194,14 @@ def _work(job: tuple) -> dict:
     return collect(*job)
 
 
-def build(checkpoint: pathlib.Path, total: int, workers: int) -> dict[str, dict]:
-    """About `total` rows, by form, written by `workers` processes."""
+def build(checkpoint: pathlib.Path, total: int, workers: int, run: int = 0) -> dict[str, dict]:
+    """About `total` rows, by form, written by `workers` processes; run: a number from 0, for rows of its own."""
     shares = sum(form.share for form in FORMS.values())
     jobs, names = [], []
     for index, (name, form) in enumerate(FORMS.items()):
         wanted = max(4, total * form.share // shares)
         pieces = max(1, min(workers * 4, wanted // 2000))
-        jobs += [(str(checkpoint), form, 1000 * index + i, -(-wanted // pieces)) for i in range(pieces)]
+        jobs += [(str(checkpoint), form, 100_000 * run + 1000 * index + i, -(-wanted // pieces)) for i in range(pieces)]
         names += [name] * pieces
     if workers == 1:
         results = [_work(job) for job in jobs]

@@ -208,7 +208,10 @@ def landscape(rng: random.Random, size=SIZE) -> dict:
     left = rng.random() < 0.5
     level, high = rng.uniform(0.6, 0.72), min(size) / size[0]  # a shorter side as a share of the height
     make = lambda *args, **more: pictures.thing(rng, *args, part=True, **more)  # noqa: E731
-    things = [make("square", ground, 0.5, level + 1.6 * high, 2.0), make("circle", light, 0.17 if left else 0.83, 0.17, 0.11)]
+    things = [
+        make("square", ground, 0.5, level + 1.6 * high, 2.0),
+        make("circle", light, 0.17 if left else 0.83, 0.17, 0.11),
+    ]
     house = rng.random() < 0.5
     if house:
         colour = rng.choice(("red", "orange", "purple", "pink", "grey"))
