@@ -1,7 +1,6 @@
 """Rows about pictures on the device: what the loss weighs, and the pixels to draw."""
 
 import numpy as np
-import pictures
 import torch
 import torch.nn.functional as F
 from build_data import ANSWER, ID, PAD
@@ -53,12 +52,3 @@ class PictureRows:
         drawn = self.drawn[torch.randint(len(self.drawn), (count,), device=self.device)]
         pick = torch.randint(drawn.shape[1], (count,), device=self.device)
         return drawn[torch.arange(count, device=self.device), pick].float()
-
-
-def pixels_of(drawn: torch.Tensor, form) -> torch.Tensor:
-    """Worn pixels (N, frames, 3, H, W) of drawn (N, frames, FIELDS)."""
-    count, frames = drawn.shape[:2]
-    height, width = form.rows * 16, form.columns * 16
-    soft = torch.rand(count * frames, 1, 1, device=drawn.device) * 2 + 0.6
-    pixels, _ = pictures.render(drawn.flatten(0, 1), height, width, soft)
-    return pictures.worn(pixels).view(count, frames, 3, height, width)

@@ -4,99 +4,28 @@
 both of a pair; one per image otherwise) and (question, answer, kind) triples that all hold for them.
 """
 
-import json
 import random
 
 import pictures
 from pictures import COLOURS, PLACES, SHAPES
+from questions import (
+    BOTH,
+    NUMBERS,
+    a,
+    by_place,
+    captions,
+    colour_turn,
+    each_turns,
+    ground_turn,
+    listed,
+    place_turn,
+    said,
+    upper,
+    yes_or_no,
+)
 
-NUMBERS = ("one", "two", "three", "four", "five")
-ORDINALS = ("first", "second", "third", "fourth")
-BOTH = ("colour", "color")
 SIZE = (128, 128)  # height, width in pixels
 NARROW = 80  # a shorter side below it leaves less room: fewer and larger shapes, so that their outlines can be told
-
-# The prompts of `fastqwen caption --style`, word for word.
-STYLES = {
-    "short": "Describe this image in one short sentence. Write only the sentence.",
-    "detailed": "Describe this image in one detailed paragraph: the subject, its surroundings, colours, light and "
-    "composition. Write only the paragraph.",
-    "tags": "List tags for this image: short lowercase descriptions of what is visible, separated by commas. "
-    "Write only the tags.",
-    "booru": "List booru tags for this image: lowercase tags as on an image board, separated by commas, the most "
-    "important first. Write only the tags.",
-    "json": 'Describe this image as a JSON object with the keys "caption" (one sentence) and "tags" (a list of short '
-    "strings). Write only the JSON.",
-}
-DESCRIBE = (
-    "", "Describe the picture.", "Describe this image.", "Describe the image.", "What do you see?",
-    "Caption this image.", "Write a caption.", "What is in the picture?", "What is in this image?",
-)  # fmt: skip
-
-
-def a(word: str) -> str:
-    return ("an " if word[0] in "aeiou" else "a ") + word
-
-
-def upper(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def said(text: str) -> str:
-    return upper(text) + "."
-
-
-def captions(rng: random.Random, short: str, detailed: str, tags: list[str]) -> list[tuple[str, str, str]]:
-    """One of the plain requests and one of the styles."""
-    style = rng.choice(list(STYLES))
-    answer = {
-        "short": short,
-        "detailed": detailed,
-        "tags": ", ".join(tags),
-        "booru": ", ".join(tag.replace(" ", "_") for tag in tags),
-        "json": json.dumps({"caption": short, "tags": tags}),
-    }[style]
-    return [(rng.choice(DESCRIBE), short, "caption"), (STYLES[style], answer, "style")]
-
-
-def ground_turn(rng, colour: str) -> tuple[str, str, str]:
-    word = rng.choice(BOTH)
-    asked = (f"What {word} is the background?", f"Which {word} is the background?", f"What is the background {word}?")
-    return rng.choice(asked), said(colour), "background"
-
-
-def colour_turn(rng, thing: dict, alone: bool) -> tuple[str, str, str]:
-    word, name = rng.choice(BOTH), thing["shape"]
-    asked = [f"What {word} is the {name}?", f"Which {word} is the {name}?", f"What is the {word} of the {name}?"]
-    if alone:
-        asked += [f"What {word} is it?", f"What {word} is the shape?", f"Which {word} is the shape?"]
-    return rng.choice(asked), said(thing["colour"]), "colour"
-
-
-def place_turn(rng, thing: dict) -> tuple[str, str, str]:
-    name = rng.choice((thing["shape"], f"{thing['colour']} {thing['shape']}"))
-    asked = (f"Where is the {name}?", f"Where in the picture is the {name}?", f"Where in the image is the {name}?")
-    return rng.choice(asked), said(PLACES[thing["place"]]), "position"
-
-
-def there(things: list[dict]) -> str:
-    return "there is " + " and ".join(a(t["shape"]) for t in things)
-
-
-def yes_or_no(rng, things: list[dict]) -> list[tuple[str, str, str]]:
-    """Is a shape there, and has it that colour: each as often yes as no."""
-    shapes, one = [t["shape"] for t in things], rng.choice(things)
-    if rng.random() < 0.5:
-        shape, answer = rng.choice(shapes), "Yes."
-    else:
-        shape, answer = rng.choice([s for s in SHAPES if s not in shapes]), f"No, {there(things)}."
-    if rng.random() < 0.5:
-        colour, truth = one["colour"], "Yes."
-    else:  # the other shape's colour as often as all colours that are not there
-        near = [t["colour"] for t in things if t is not one]
-        far = [c for c in COLOURS if c != one["colour"] and c not in near]
-        colour, truth = rng.choice(near if near and rng.random() < 0.5 else far), f"No, it is {one['colour']}."
-    return [(f"Is there {a(shape)}?", answer, "yes or no"), (f"Is the {one['shape']} {colour}?", truth, "yes or no")]
 
 
 def single(rng: random.Random, size=SIZE) -> dict:
@@ -115,7 +44,7 @@ def single(rng: random.Random, size=SIZE) -> dict:
     turns = [
         colour_turn(rng, thing, True),
         (rng.choice(shape_asked), said(a(shape)), "shape"),
-        (f"What shape is the {colour} object?", said(a(shape)), "shape"),
+        (f"What shape is the {colour} object?", f"The {colour} object is {a(shape)}.", "shape"),
         place_turn(rng, thing),
         ground_turn(rng, ground),
         *yes_or_no(rng, [thing]),
@@ -142,18 +71,44 @@ def pair(rng: random.Random, size=SIZE) -> dict:
         ("How many shapes are there?", "Two.", "count"),
         ground_turn(rng, ground),
         *yes_or_no(rng, things),
+        *each_turns(rng, things),
         *captions(rng, short, detailed, tags),
     ]
     for one in things:
-        named = f"{upper(a(one['colour']))} {one['shape']}."
         turns += [
             colour_turn(rng, one, False),
             place_turn(rng, one),
-            (f"What is {PLACES[one['place']]}?", named, "what is where"),
-            (f"Which shape is {PLACES[one['place']]}?", said(a(one["shape"])), "shape"),
-            (f"Which shape is {one['colour']}?", f"The {one['shape']}.", "shape"),
+            *by_place(rng, one),
+            (f"Which shape is {one['colour']}?", f"The {one['colour']} shape is {a(one['shape'])}.", "shape"),
         ]
     rng.shuffle(things)
+    return {"pictures": [pictures.plain(rng, ground) | {"objects": things}], "turns": turns}
+
+
+def corners(rng: random.Random, size=SIZE) -> dict:
+    """Three or four different shapes in the corners."""
+    ground, *colours = rng.sample(list(COLOURS), 5)
+    places = sorted(rng.sample((0, 2, 6, 8), rng.choice((3, 4))))
+    radii = (0.14, 0.19) if min(size) < NARROW else (0.13, 0.17)
+    things = [
+        pictures.placed(rng, shape, colour, place, *radii)
+        for shape, colour, place in zip(rng.sample(SHAPES, 4), colours, places, strict=False)
+    ]
+    count = NUMBERS[len(things) - 1]
+    words = listed([f"{a(t['colour'])} {t['shape']}" for t in things])
+    where = listed([f"{a(t['colour'])} {t['shape']} {PLACES[t['place']]}" for t in things])
+    tags = [*(f"{t['colour']} {t['shape']}" for t in things), f"{ground} background"]
+    one, other = rng.sample(things, 2)
+    turns = [
+        ("How many shapes are there?", said(count), "count"),
+        ground_turn(rng, ground),
+        colour_turn(rng, one, False),
+        place_turn(rng, other),
+        *by_place(rng, one),
+        *each_turns(rng, things),
+        *yes_or_no(rng, things),
+        *captions(rng, f"{upper(words)} on {a(ground)} background.", f"The picture shows {where}.", tags),
+    ]
     return {"pictures": [pictures.plain(rng, ground) | {"objects": things}], "turns": turns}
 
 
@@ -168,6 +123,7 @@ def many(rng: random.Random, size=SIZE) -> dict:
         for rgb in [pictures.paint(rng, colour)]
         for place in rng.sample((3, 4, 5) if narrow else range(9), count)
     ]
+    be = "is" if count == 1 else "are"
     names = shape if count == 1 else "crosses" if shape == "cross" else shape + "s"
     text = f"{upper(NUMBERS[count - 1])} {colour} {names} on {a(ground)} background."
     plural = "crosses" if shape == "cross" else shape + "s"
@@ -179,7 +135,7 @@ def many(rng: random.Random, size=SIZE) -> dict:
     turns = [
         (how, said(NUMBERS[count - 1]), "count"),
         (how, said(NUMBERS[count - 1]), "count"),
-        (f"What colour {'is' if count == 1 else 'are'} the {names}?", said(colour), "colour"),
+        (f"What colour {be} the {names}?", f"The {names} {be} {colour}.", "colour"),
         *captions(rng, text, detailed, tags),
     ]
     return {"pictures": [pictures.plain(rng, ground) | {"objects": things}], "turns": turns}
@@ -221,15 +177,16 @@ def landscape(rng: random.Random, size=SIZE) -> dict:
         colour = "green" if ground != "green" else "brown"
         things += [make("square", "brown", x, level, 0.07)]
         things += [make("triangle", colour, x, level - y * high, r) for y, r in ((0.12, 0.2), (0.26, 0.16))]
-    what = f"{a(colour)} {'house' if house else 'tree'}"
+    thing = "house" if house else "tree"
+    what = f"{a(colour)} {thing}"
     side = "left" if left else "right"
     short = f"{upper(what)} on {ground} {floor} under {a(sky)} sky with {a(light)} {name}."
     detailed = f"The picture shows {what} in the middle. The ground is {ground} {floor}. The {name} is on the {side}."
     tags = [what.split(" ", 1)[1], f"{ground} {floor}", f"{sky} sky", name, "night" if night else "day"]
     turns = [
-        (f"What colour is the {'house' if house else 'tree'}?", said(colour), "scene"),
+        (f"What colour is the {thing}?", f"The {thing} is {colour}.", "scene"),
         ("Is it day or night?", "Night." if night else "Day.", "scene"),
-        (f"Where is the {name}?", f"On the {side}.", "scene"),
+        (f"Where is the {name}?", f"The {name} is on the {side}.", "scene"),
         (rng.choice(("What is on the ground?", "What is the ground?")), said(floor), "scene"),
         *captions(rng, short, detailed, tags),
     ]
@@ -237,7 +194,7 @@ def landscape(rng: random.Random, size=SIZE) -> dict:
 
 
 # Shares of held-out questions and of training rows: telling two shapes apart takes more practice than its share.
-STILL = ((single, 50, 30), (pair, 22, 42), (many, 12, 12), (flat, 6, 4), (landscape, 10, 12))
+STILL = ((single, 50, 24), (pair, 22, 30), (corners, 6, 20), (many, 12, 11), (flat, 6, 4), (landscape, 10, 11))
 
 
 def still(rng: random.Random, kind=None, size=SIZE, practice: bool = False) -> dict:

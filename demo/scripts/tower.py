@@ -31,11 +31,26 @@ class Heads(nn.Module):
         return said | {what: head(rows) for what, head in self.free.items()}
 
 
-def words_of(model, tokenizer) -> dict[str, torch.Tensor]:
-    """The embedding rows of the colours' and shapes' names (their first ids)."""
-    table = model.trunk.embed_tokens.weight.detach()
-    pick = lambda names: table[[tokenizer.encode(" " + name).ids[0] for name in names]].clone()  # noqa: E731
+def word_ids(tokenizer, device) -> dict[str, torch.Tensor]:
+    """The first ids of the colours' and shapes' names."""
+    pick = lambda names: torch.tensor([tokenizer.encode(" " + n).ids[0] for n in names], device=device)  # noqa: E731
     return {"colour": pick(pictures.NAMES), "shape": pick(pictures.SHAPES)}
+
+
+def words_loss(model, seen: torch.Tensor, labels: dict, ids: dict) -> torch.Tensor:
+    """Cross-entropy of the colour and shape of every cell with an object, read off its row by the words' embeddings.
+
+    In training all weights: the text model finds a shape by its name only where the rows say it as the text does.
+    """
+    rows, total = F.layer_norm(seen.float(), (vision.OUT,)).flatten(0, 1), 0.0
+    for what, words in ids.items():
+        known = F.normalize(model.embed(words).detach().float(), dim=1)
+        target = labels[what].flatten()
+        target = target.masked_fill(target == len(words), -100)  # no object
+        logits = (rows @ known.T).float()
+        each = F.cross_entropy(logits, target, ignore_index=-100, reduction="sum")
+        total = total + each / (target >= 0).sum().clamp_min(1)
+    return total
 
 
 def example(drawn: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -76,7 +91,8 @@ def train(model, tokenizer, sources: list, seconds: float, batch: int, device, r
 
     Ends by giving the tower's rows the size of the text embeddings. Returns [[step, seconds, loss, right...], ...].
     """
-    heads = Heads({k: v.to(device) for k, v in words_of(model, tokenizer).items()}).to(device)
+    table = model.trunk.embed_tokens.weight.detach()
+    heads = Heads({k: table[v].clone() for k, v in word_ids(tokenizer, device).items()}).to(device)
     parameters = [*model.visual.parameters(), *heads.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
     started, step, curve, progress = time.time(), 0, [], 0.0

@@ -28,8 +28,10 @@ import tower  # noqa: E402
 import train as text  # noqa: E402
 import vision  # noqa: E402
 from picture_data import FORMS  # noqa: E402
-from picture_rows import PictureRows, pixels_of  # noqa: E402
+from picture_rows import PictureRows  # noqa: E402
 
+KEPT = ("ids", "weights", "where", "patches")
+NAMED_WEIGHT = 0.3  # of tower.words_loss
 FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -81,26 +83,35 @@ class TextStep:
 
 
 class PictureStep:
-    def __init__(self, model, rows: PictureRows, device, pool):
+    def __init__(self, model, rows: PictureRows, words: dict, device, pool):
         self.model, self.rows, self.grid = model, rows, vision.Grid(rows.form.rows, rows.form.columns, device)
-        first = rows.next()
-        self.buffers = {k: first[k].clone() for k in ("ids", "weights", "where")}
+        self.words, first = words, self._drawn()
+        self.buffers = {k: first[k].clone() for k in (*KEPT, *self.words)}
         self.rope = [t.clone() for t in model.turned(first["positions"])]
-        self.patches = vision.patches_of(pixels_of(first["drawn"], rows.form)).clone()
         self.call = Captured(self._loss, device, pool)
+
+    def _drawn(self) -> dict[str, torch.Tensor]:
+        """The next rows with their patches, and what every cell shows."""
+        batch, form = self.rows.next(), self.rows.form
+        patches, labels = tower.example(batch["drawn"], form.rows * 16, form.columns * 16)
+        return batch | labels | {"patches": patches}
 
     def _loss(self):
         b = self.buffers
-        embedded = self.model.embed_all(b["ids"], self.patches, b["where"], self.grid)
-        return text.loss_of(self.model, b["ids"], b["weights"], tuple(self.rope), embedded)
+        seen = self.model.visual(b["patches"], self.grid)
+        embedded = self.model.embed_seen(b["ids"], seen, b["where"])
+        losses = text.loss_of(self.model, b["ids"], b["weights"], tuple(self.rope), embedded)
+        if self.rows.form.moving:  # a cell may show two things
+            return losses
+        named = tower.words_loss(self.model, seen, b, self.words)
+        return torch.cat([losses[:1] + NAMED_WEIGHT * named, losses[1:]])
 
     def __call__(self) -> torch.Tensor:
-        batch = self.rows.next()
+        batch = self._drawn()
         for name, buffer in self.buffers.items():
             buffer.copy_(batch[name])
         for buffer, value in zip(self.rope, self.model.turned(batch["positions"]), strict=True):
             buffer.copy_(value)
-        self.patches.copy_(vision.patches_of(pixels_of(batch["drawn"], self.rows.form)))
         return self.call()
 
 
@@ -119,13 +130,13 @@ def optimizer_of(model, rate: float, tower_rate: float, fused: bool):
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=fused)
 
 
-def train(model, words, forms: dict, args, device, deadline: float) -> dict:
+def train(model, words, forms: dict, named: dict, args, device, deadline: float) -> dict:
     """Text and pictures together until the deadline (or args.steps)."""
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" and not args.no_graph else None
     read = TextStep(model, words, device, pool)
-    see = {name: PictureStep(model, rows, device, pool) for name, rows in forms.items()}
+    see = {name: PictureStep(model, rows, named, device, pool) for name, rows in forms.items()}
     optimizer = optimizer_of(model, args.rate, args.tower_rate, device.type == "cuda")
     gradients = [p.grad for p in model.parameters()]
     shares = torch.tensor([float(FORMS[name].share) for name in see])
@@ -239,7 +250,8 @@ def main() -> None:
     for name, form in FORMS.items():
         forms[name] = PictureRows(built.pop(name), form, args.picture_ids // form.length, writer.pads, device)
     facts["tower"] = [] if known else train_tower(model, writer.tokenizer, forms, args, device)
-    facts["training"] = train(model, words, forms, args, device, args.started + args.minutes * 60)
+    named = tower.word_ids(writer.tokenizer, device)
+    facts["training"] = train(model, words, forms, named, args, device, args.started + args.minutes * 60)
     net.round_weights(model)
     facts["file_bytes"] = net.save(vision.tensors(model), args.out)
     for name in () if args.changed_only else FILES:
