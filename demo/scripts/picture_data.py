@@ -125,7 +125,13 @@ def chosen(rng: random.Random, turns: list[tuple], wanted: int | None) -> list[t
         return [rng.choice(turns)]
     short, long = ([turn for turn in turns if (turn[2] in LONG) == which] for which in (False, True))
     told = [rng.choice(long)] if rng.random() < 0.4 else []
-    asked = rng.sample(short, min(wanted - len(told), len(short)))
+    each = [turn for turn in short if turn[2] == "each"]
+    if each and rng.random() < 0.6:  # the best practice: as many look-ups as there are shapes
+        short = [turn for turn in short if turn[2] != "each"]
+        asked = [rng.choice(each), *rng.sample(short, max(0, wanted - 2 - len(told)))]
+        rng.shuffle(asked)
+    else:
+        asked = rng.sample(short, min(wanted - len(told), len(short)))
     return told + asked if rng.random() < 0.2 else asked + told
 
 

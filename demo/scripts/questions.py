@@ -102,21 +102,18 @@ def each_turns(rng, things: list[dict]) -> list[tuple[str, str, str]]:
     ]
 
 
-def there(things: list[dict]) -> str:
-    return "there is " + " and ".join(a(t["shape"]) for t in things)
-
-
 def yes_or_no(rng, things: list[dict]) -> list[tuple[str, str, str]]:
-    """Is a shape there, and has it that colour: each as often yes as no."""
+    """Is a shape there, and has it that colour: each as often yes as no. The answer says first what is seen."""
     shapes, one = [t["shape"] for t in things], rng.choice(things)
-    if rng.random() < 0.5:
-        shape, answer = rng.choice(shapes), "Yes."
-    else:
-        shape, answer = rng.choice([s for s in SHAPES if s not in shapes]), f"No, {there(things)}."
-    if rng.random() < 0.5:
-        colour, truth = one["colour"], "Yes."
-    else:  # the other shape's colour as often as all colours that are not there
-        near = [t["colour"] for t in things if t is not one]
-        far = [c for c in COLOURS if c != one["colour"] and c not in near]
-        colour, truth = rng.choice(near if near and rng.random() < 0.5 else far), f"No, it is {one['colour']}."
-    return [(f"Is there {a(shape)}?", answer, "yes or no"), (f"Is the {one['shape']} {colour}?", truth, "yes or no")]
+    present, same = rng.random() < 0.5, rng.random() < 0.5
+    shape = rng.choice(shapes if present else [s for s in SHAPES if s not in shapes])
+    near = [t["colour"] for t in things if t is not one]
+    far = [c for c in COLOURS if c != one["colour"] and c not in near]
+    # The other shapes' colours as often as all that are not there.
+    colour = one["colour"] if same else rng.choice(near if near and rng.random() < 0.5 else far)
+    seen = a(shapes[0]) if len(shapes) == 1 else listed([a(s) for s in shapes])
+    end = lambda truth: "so yes." if truth else "so no."  # noqa: E731
+    return [
+        (f"Is there {a(shape)}?", f"There is {seen}, {end(present)}", "yes or no"),
+        (f"Is the {one['shape']} {colour}?", f"The {one['shape']} is {one['colour']}, {end(same)}", "yes or no"),
+    ]
