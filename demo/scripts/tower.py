@@ -38,15 +38,15 @@ def word_ids(tokenizer, device) -> dict[str, torch.Tensor]:
 
 
 def words_loss(model, seen: torch.Tensor, labels: dict, ids: dict) -> torch.Tensor:
-    """Cross-entropy of the colour and shape of every cell with an object, read off its row by the words' embeddings.
+    """Cross-entropy of the colour and shape of every object, read off its middle's row by the words' embeddings.
 
     In training all weights: the text model finds a shape by its name only where the rows say it as the text does.
     """
     rows, total = F.layer_norm(seen.float(), (vision.OUT,)).flatten(0, 1), 0.0
     for what, words in ids.items():
         known = F.normalize(model.embed(words).detach().float(), dim=1)
-        target = labels[what].flatten()
-        target = target.masked_fill(target == len(words), -100)  # no object
+        target = labels[what].masked_fill(labels["middle"] == 0, -100).flatten()
+        target = target.masked_fill(target == len(words), -100)  # a ring's middle may be empty
         logits = (rows @ known.T).float()
         each = F.cross_entropy(logits, target, ignore_index=-100, reduction="sum")
         total = total + each / (target >= 0).sum().clamp_min(1)
@@ -70,9 +70,18 @@ def example(drawn: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor,
 
 
 def loss_of(said: dict, labels: dict) -> torch.Tensor:
-    """Cross-entropy of all questions, each a mean over the cells asked about."""
-    each = (F.cross_entropy(v.flatten(0, 1), labels[k].flatten(), ignore_index=-100) for k, v in said.items())
-    return sum(each)
+    """Cross-entropy of all questions, each a mean over the cells asked about; of shapes only the objects' cells count.
+
+    Four cells in five are empty, and most others hold a piece that could be of any shape; a middle counts four times.
+    """
+    total = 0.0
+    for what, logits in said.items():
+        each = F.cross_entropy(logits.flatten(0, 1), labels[what].flatten(), ignore_index=-100, reduction="none")
+        weight = (labels[what] >= 0).float()
+        if what == "shape":
+            weight = weight * (0.05 + (labels[what] < logits.shape[-1] - 1) + 3 * labels["middle"])
+        total = total + (each * weight.flatten()).sum() / weight.sum().clamp_min(1)
+    return total
 
 
 def right(said: dict, labels: dict) -> dict[str, float]:

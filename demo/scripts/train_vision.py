@@ -30,7 +30,7 @@ import vision  # noqa: E402
 from picture_data import FORMS  # noqa: E402
 from picture_rows import PictureRows  # noqa: E402
 
-KEPT = ("ids", "weights", "where", "patches")
+KEPT = ("ids", "weights", "where", "patches", "colour", "shape", "middle")
 NAMED_WEIGHT = 0.3  # of tower.words_loss
 FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -86,7 +86,7 @@ class PictureStep:
     def __init__(self, model, rows: PictureRows, words: dict, device, pool):
         self.model, self.rows, self.grid = model, rows, vision.Grid(rows.form.rows, rows.form.columns, device)
         self.words, first = words, self._drawn()
-        self.buffers = {k: first[k].clone() for k in (*KEPT, *self.words)}
+        self.buffers = {k: first[k].clone() for k in KEPT}
         self.rope = [t.clone() for t in model.turned(first["positions"])]
         self.call = Captured(self._loss, device, pool)
 
