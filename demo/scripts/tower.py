@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import vision
 from torch import nn
 
+PLACE_WORDS = {"across": ("left", "centre", "right"), "down": ("top", "centre", "bottom")}
 CLASSES = {"place": 9, "middle": 2, "ground": 11, "second colour": 12, "second ground": 11}
 
 
@@ -32,16 +33,20 @@ class Heads(nn.Module):
 
 
 def word_ids(tokenizer, device) -> dict[str, torch.Tensor]:
-    """The first ids of the colours' and shapes' names."""
+    """The first ids of the names of colours, shapes and places."""
     pick = lambda names: torch.tensor([tokenizer.encode(" " + n).ids[0] for n in names], device=device)  # noqa: E731
-    return {"colour": pick(pictures.NAMES), "shape": pick(pictures.SHAPES)}
+    known = {"colour": pictures.NAMES, "shape": pictures.SHAPES} | PLACE_WORDS
+    return {what: pick(names) for what, names in known.items()}
 
 
 def words_loss(model, seen: torch.Tensor, labels: dict, ids: dict) -> torch.Tensor:
-    """Cross-entropy of the colour and shape of every object, read off its middle's row by the words' embeddings.
+    """Cross-entropy of every object's colour, shape and place, read off its middle's row by the words' embeddings.
 
     In training all weights: the text model finds a shape by its name only where the rows say it as the text does.
     """
+    place = labels["place"]
+    across, down = ((value.masked_fill(place < 0, -100)) for value in (place % 3, place // 3))
+    labels = labels | {"across": across, "down": down}
     rows, total = F.layer_norm(seen.float(), (vision.OUT,)).flatten(0, 1), 0.0
     for what, words in ids.items():
         known = F.normalize(model.embed(words).detach().float(), dim=1)
@@ -101,7 +106,9 @@ def train(model, tokenizer, sources: list, seconds: float, batch: int, device, r
     Ends by giving the tower's rows the size of the text embeddings. Returns [[step, seconds, loss, right...], ...].
     """
     table = model.trunk.embed_tokens.weight.detach()
-    heads = Heads({k: table[v].clone() for k, v in word_ids(tokenizer, device).items()}).to(device)
+    heads = Heads({k: table[v].clone() for k, v in word_ids(tokenizer, device).items() if k not in PLACE_WORDS}).to(
+        device
+    )
     parameters = [*model.visual.parameters(), *heads.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
     started, step, curve, progress = time.time(), 0, [], 0.0

@@ -30,7 +30,7 @@ import vision  # noqa: E402
 from picture_data import FORMS  # noqa: E402
 from picture_rows import PictureRows  # noqa: E402
 
-KEPT = ("ids", "weights", "where", "patches", "colour", "shape", "middle")
+KEPT = ("ids", "weights", "where", "patches", "colour", "shape", "place", "middle")
 NAMED_WEIGHT = 0.3  # of tower.words_loss
 FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
