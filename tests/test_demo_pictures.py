@@ -1,6 +1,7 @@
 """The pictures that teach the demo to see: every answer can be read off the pixels."""
 
 import importlib
+import json
 import random
 import re
 import shutil
@@ -11,9 +12,11 @@ import pytest
 import torch
 from fastqwen.engine import GREEDY, load
 from fastqwen.engine.session import Session
+from safetensors.torch import save_file
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "demo" / "scripts"
 HEIGHT, WIDTH = 96, 128
+NAMES = ("pictures", "scenes", "moving", "questions", "picture_data", "picture_rows", "history")
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +24,7 @@ def scripts():
     """The training scripts as modules; they import each other by their plain names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPTS))
-        yield {name: importlib.import_module(name) for name in ("pictures", "scenes", "moving", "picture_data")}
+        yield {name: importlib.import_module(name) for name in NAMES}
 
 
 def drawn(scripts, pictures):
@@ -53,7 +56,7 @@ def test_the_named_colours_are_at_the_objects_and_the_corner_opposite(scripts):
     for picture, sample, image, share in zip(pictures, samples, pixels, shares, strict=True):
         said = answers(sample, "colour", "background", "shape", "position")
         inside, outside = share[0] == 1, share[0] == 0
-        assert nearest(scripts, image[:, inside].mean(1)) == said["colour"]
+        assert nearest(scripts, image[:, inside].mean(1)) == said["colour"].split()[-1]
         assert nearest(scripts, image[:, outside].mean(1)) == said["background"]
         assert said["shape"].endswith(picture["objects"][0]["shape"])
 
@@ -66,7 +69,7 @@ def test_the_named_place_is_where_the_object_lies(scripts):
     for sample, share in zip(samples, shares[:, 0], strict=True):
         rows, columns = torch.nonzero(share > 0.5, as_tuple=True)
         y, x = (rows.float().mean() + 0.5) / HEIGHT, (columns.float().mean() + 0.5) / WIDTH
-        assert places[3 * third(y) + third(x)] == answers(sample, "position")["position"]
+        assert answers(sample, "position")["position"].endswith(" is " + places[3 * third(y) + third(x)])
 
 
 def test_shapes_differ_as_their_names_say(scripts):
@@ -89,13 +92,44 @@ def test_shapes_differ_as_their_names_say(scripts):
     assert {shape: filled[shape] for shape in wanted} == pytest.approx(wanted, abs=0.05)
 
 
+def test_the_ground_of_a_landscape_fills_the_lower_edge_in_every_form(scripts):
+    for name in ("square", "wide", "taller", "flat"):
+        form = scripts["picture_data"].FORMS[name]
+        size, rng = (form.rows * 16, form.columns * 16), random.Random(6)
+        samples = [scripts["scenes"].still(rng, scripts["scenes"].landscape, size) for _ in range(8)]
+        rows = torch.tensor([scripts["pictures"].numbers(sample["frames"][0][0]) for sample in samples])
+        _, shares = scripts["pictures"].render(rows, *size)
+        ground = shares[:, 0]
+        assert (ground[:, -1] == 1).all() and (ground[:, : size[0] // 2] == 0).all(), name
+
+
+def test_yes_and_no_hold_for_the_pictures_and_are_as_frequent(scripts):
+    rng, said = random.Random(7), []
+    for make in (scripts["scenes"].single, scripts["scenes"].pair):
+        for _ in range(100):
+            sample = scripts["scenes"].still(rng, make)
+            objects = sample["frames"][0][0]["objects"]
+            facts = {(o["shape"], o["colour"]) for o in objects}
+            for question, answer, kind in sample["turns"]:
+                if kind != "yes or no":
+                    continue
+                words = question.rstrip("?").split()
+                if words[1] == "there":
+                    truth = words[-1] in {shape for shape, _ in facts}
+                else:
+                    truth = (words[2], words[3]) in facts
+                assert answer.endswith("so yes." if truth else "so no."), (question, answer, facts)
+                said.append(truth)
+    assert 0.4 < sum(said) / len(said) < 0.6  # 400 fair coins: 4 standard deviations
+
+
 def test_a_count_is_the_number_of_middles_in_the_cells(scripts):
     rng = random.Random(4)
     samples = [scripts["scenes"].still(rng, scripts["scenes"].many) for _ in range(40)]
     pictures = [sample["frames"][0][0] for sample in samples]
     rows = torch.tensor([scripts["pictures"].numbers(picture) for picture in pictures])
     middles = scripts["pictures"].cells(rows, drawn(scripts, pictures)[1])["middle"].sum(1)
-    words = [scripts["scenes"].NUMBERS.index(answers(sample, "count")["count"]) + 1 for sample in samples]
+    words = [scripts["questions"].NUMBERS.index(answers(sample, "count")["count"]) + 1 for sample in samples]
     assert middles.tolist() == words
 
 
@@ -132,6 +166,39 @@ def test_a_row_holds_a_cell_for_every_pad_and_ends_its_answer(scripts):
         assert (pads.sum(1) == form.count * form.cells).all()
         assert arrays["drawn"].shape[1:3] == (form.count, 2 if form.moving else 1)
         assert ((ids & data.ANSWER > 0).sum(1) > 2).all() and not (pads & (ids & data.ANSWER > 0)).any()
+
+
+def test_an_answer_weighs_less_an_id_the_longer_it_is(scripts):
+    answer = torch.tensor([[0, 1, 1, 0, 1] + [1] * 19 + [0], [1] * 4 + [0] * 20 + [1]]).bool()
+    weights = scripts["picture_rows"].answer_weights(answer)
+    assert (weights[~answer] == 0).all()
+    assert weights[0, 1:3].tolist() == [1, 1] and weights[1, :4].tolist() == [1] * 4 and weights[1, -1] == 1
+    assert weights[0, 4:24].tolist() == pytest.approx([0.5] * 20)
+
+
+def test_the_figures_of_a_continued_training_count_every_run(scripts, tmp_path):
+    history, run = scripts["history"], {"seconds": 300.5, "steps": 10, "text_tokens": 7, "picture_rows": 20}
+    assert history.earlier(checkpoint_with(tmp_path, "text")) == {}
+    seeing = checkpoint_with(tmp_path, "seeing", "model.visual.pos_embed.weight")
+    with pytest.raises(SystemExit, match="says how it was trained"):
+        history.earlier(seeing)
+    losses = {"heldout_prose_loss": 3.0}
+    facts = {"tower": [[5, 59.5, 0.9, {}]], "training": run, "text_before": losses, "device": "one"}
+    (seeing / "metrics.json").write_text(json.dumps({"vision": facts}))
+    known = history.earlier(seeing)
+    assert known["text_before"] == losses
+    total = history.in_all([*known["runs"], {"tower": [], "training": run}])
+    assert total == {"runs": 2, "seconds": 601.0, "steps": 20, "text_tokens": 14, "picture_rows": 40,
+                     "tower_steps": 5, "tower_seconds": 59.5}  # fmt: skip
+    (seeing / "metrics.json").write_text(json.dumps({"vision": facts | {"earlier_runs": known["runs"]}}))
+    assert len(history.earlier(seeing)["runs"]) == 2
+
+
+def checkpoint_with(folder, name, *more):
+    """A checkpoint's file with one text tensor, and `more`."""
+    (folder / name).mkdir()
+    save_file({key: torch.zeros(1) for key in ("model.norm.weight", *more)}, folder / name / "model.safetensors")
+    return folder / name
 
 
 def engine_logits(engine, **given):

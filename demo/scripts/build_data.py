@@ -25,7 +25,6 @@ from corpus import mix  # noqa: E402
 
 ROW = 512
 ANSWER, PAD, ID = 0x8000, 0x4000, 0x0FFF
-PROSE_SHARE = 0.06  # of rows
 BLOCK = 4096  # samples encoded at once
 
 
@@ -161,6 +160,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--tokens", type=float, default=200e6)
+    parser.add_argument("--prose", type=float, default=0.06, help="share of rows cut from the gathered text")
     parser.add_argument("--workers", type=int, default=multiprocessing.cpu_count())
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
     end_id = tokenizer.token_to_id(mix.TEXT_END)
     total = int(args.tokens / ROW)
-    prose = int(total * PROSE_SHARE)
+    prose = int(total * args.prose)
     each = -(-(total - prose) // args.workers)
     jobs = [(100 + i, each, str(args.texts), str(args.checkpoint)) for i in range(args.workers)]
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:

@@ -49,6 +49,12 @@ class Batch:
             return model.states(model.embed_all(ids, patches, where, self.grid), model.turned(self.positions))
 
 
+def named(drawn: torch.Tensor) -> torch.Tensor:
+    """How many shapes an answer may name in each of the pictures (N, FIELDS)."""
+    shapes = drawn[:, 4 :: pictures.OBJECT_FIELDS]
+    return ((shapes > 0) & (shapes < pictures.PART)).sum(1)
+
+
 @torch.no_grad()
 def right(model, batch: Batch) -> list[bool]:
     """Whether greedy decoding would write exactly the answer: its every id is the likeliest after the ones before."""
@@ -114,9 +120,9 @@ def sheet(model, batches: list[Batch], tokenizer, path: pathlib.Path) -> list[di
     return said
 
 
-def run(model, checkpoint: pathlib.Path, out: pathlib.Path, device, total: int, small: bool = False) -> dict:
-    """Accuracies on about `total` held-out questions, and contact_sheet.png in `out`."""
-    shares, scores, forms, shown = sum(f.share for f in FORMS.values()), {}, {}, []
+def run(model, checkpoint: pathlib.Path, picture: pathlib.Path, device, total: int, small: bool = False) -> dict:
+    """Accuracies on about `total` held-out questions, and the contact sheet in the file `picture`."""
+    shares, scores, forms, shapes, shown = sum(f.share for f in FORMS.values()), {}, {}, {}, []
     writer = picture_data.Writer(checkpoint)
     for index, (name, form) in enumerate(FORMS.items()):
         count = max(4, total * form.share // shares)
@@ -124,8 +130,11 @@ def run(model, checkpoint: pathlib.Path, out: pathlib.Path, device, total: int, 
         for at in range(0, count, 250):
             part = {k: v[at : at + 250] for k, v in arrays.items()}
             batch = Batch(part, form, writer.pads, device)
-            for kind, good in zip(batch.kinds, right(model, batch), strict=True):
+            several = (named(batch.drawn[:, 0, 0]) > 1).tolist()
+            for kind, more, good in zip(batch.kinds, several, right(model, batch), strict=True):
                 scores.setdefault(kind, []).append(good)
+                if kind in KINDS_AIMED and not form.moving:
+                    shapes.setdefault(f"{kind}, {'several' if more else 'at most one'}", []).append(good)
                 forms.setdefault(name, []).append(good)
         wanted = {"square": 18, "wide": 3, "tall": 3, "two": 6, "three": 3, "four": 1, "three frames": 2}.get(name, 0)
         wanted = min(wanted, 1) if small else wanted
@@ -135,12 +144,13 @@ def run(model, checkpoint: pathlib.Path, out: pathlib.Path, device, total: int, 
     result = {
         "questions": sum(map(len, scores.values())),
         "right_by_kind": {kind: [mean(v), len(v)] for kind, v in sorted(scores.items())},
+        "right_by_shapes_in_an_image": {name: [mean(v), len(v)] for name, v in sorted(shapes.items())},
         "right_by_form": {name: [mean(v), len(v)] for name, v in forms.items()},
     }
     result["aims_met"] = all(result["right_by_kind"].get(k, [0])[0] >= v for k, v in KINDS_AIMED.items())
     print(json.dumps(result), flush=True)
     try:
-        result["samples"] = sheet(model, shown, writer.tokenizer, out / "contact_sheet.png")
+        result["samples"] = sheet(model, shown, writer.tokenizer, picture)
     except Exception as error:  # the figures are not lost for a sheet to look at
         print(f"no contact sheet: {error!r}", flush=True)
-    return result
+    return {"pictures": result}

@@ -4,7 +4,7 @@ import random
 
 import pictures
 from pictures import COLOURS, SHAPES
-from scenes import BOTH, ORDINALS, a, said, upper
+from questions import BOTH, ORDINALS, a, said, upper
 
 WAYS = {"from left to right": (0, 1), "from right to left": (0, -1), "down": (1, 1), "up": (1, -1)}
 
@@ -93,7 +93,12 @@ def moved(rng: random.Random, count: int, steps: int, video: bool) -> dict:
         (rng.choice((f"Which way does the {shape} move?", "Which way does it move?")), said(way), "direction"),
         (f"Where is the {shape} at the end?", at(end), "last"),
         (f"Where is the {shape} at the start?", at(start), "first"),
-        (rng.choice((f"What colour is the {shape}?", "What colour is it?")), said(colour), "colour"),
+        rng.choice(
+            (
+                (f"What colour is the {shape}?", f"The {shape} is {colour}.", "colour"),
+                ("What colour is it?", said(colour), "colour"),
+            )
+        ),
         (rng.choice(("Describe the video." if video else "Describe the pictures.", "What happens?", "")),
          f"{upper(a(colour))} {shape} moves {way}.", "caption"),
     ]  # fmt: skip

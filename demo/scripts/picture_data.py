@@ -24,6 +24,8 @@ OPEN, CLOSE = "<|vision_start|>", "<|vision_end|>"
 SYSTEMS = ("You are a helpful assistant.", "You describe pictures.", "Answer briefly.")
 RATES = (1, 2, 4, 8, 12, 16, 24, 25, 30)  # frames a second
 BLOCK = 512  # rows encoded at once
+TURNS = (1, 3, 4, 5)  # most rows have room for four short ones, and every one teaches
+LONG = ("caption", "style", "what is where")
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,15 @@ class Form:
 
 
 FORMS = {
-    "square": Form(1, 8, 8, 128, False, 50),
-    "wide": Form(1, 6, 8, 128, False, 7),
-    "tall": Form(1, 8, 6, 128, False, 7),
-    "wider": Form(1, 6, 10, 128, False, 5),
-    "taller": Form(1, 10, 6, 128, False, 5),
+    "square": Form(1, 8, 8, 128, False, 40),
+    "wide": Form(1, 6, 8, 128, False, 8),
+    "tall": Form(1, 8, 6, 128, False, 8),
+    "wider": Form(1, 6, 10, 128, False, 7),
+    "taller": Form(1, 10, 6, 128, False, 7),
     "flat": Form(1, 4, 10, 128, False, 3),
     # All frames of a video share 65,536 pixels: the more there are, the smaller they become.
     "pair": Form(1, 10, 10, 128, True, 3, True),
-    "two": Form(2, 8, 8, 128, True, 10),
+    "two": Form(2, 8, 8, 128, True, 8),
     "two wide": Form(2, 6, 10, 128, True, 3),
     "two 4:3": Form(2, 6, 8, 128, True, 3),
     "three": Form(3, 8, 8, 192, True, 4, False),
@@ -116,6 +118,23 @@ def positions(pads: np.ndarray, form: Form) -> np.ndarray:
     return out
 
 
+def chosen(rng: random.Random, turns: list[tuple], wanted: int | None) -> list[tuple]:
+    """One row's questions. Of several one at most is long, and mostly last: what it says need not be seen again."""
+    wanted = wanted or rng.choice(TURNS)
+    if wanted == 1:
+        return [rng.choice(turns)]
+    short, long = ([turn for turn in turns if (turn[2] in LONG) == which] for which in (False, True))
+    told = [rng.choice(long)] if rng.random() < 0.4 else []
+    each = [turn for turn in short if turn[2] == "each"]
+    if each and rng.random() < 0.6:  # the best practice: as many look-ups as there are shapes
+        short = [turn for turn in short if turn[2] != "each"]
+        asked = [rng.choice(each), *rng.sample(short, max(0, wanted - 2 - len(told)))]
+        rng.shuffle(asked)
+    else:
+        asked = rng.sample(short, min(wanted - len(told), len(short)))
+    return told + asked if rng.random() < 0.2 else asked + told
+
+
 class Writer:
     """Turns samples into rows with one tokenizer."""
 
@@ -125,28 +144,42 @@ class Writer:
         self.pads = [self.tokenizer.token_to_id(t) for t in (IMAGE, VIDEO)]
 
     def rows(self, rng: random.Random, form: Form, count: int, turns=None) -> list[tuple]:
-        """Up to `count` rows (ids, positions, drawn numbers, kind of the last question); too long ones are left out."""
-        samples, texts, kinds = [], [], []
+        """Up to `count` rows (ids, positions, drawn numbers, kind of the last question); too long ones are left out.
+
+        turns: so many questions each and the held-out mix of pictures; without it, what practice needs, and rows that
+        are too long lose their first questions.
+        """
+        samples, size = [], (form.rows * 16, form.columns * 16)
         for _ in range(count):
-            sample = moving.sequence(rng, form.count, form.video) if form.moving else scenes.still(rng)
-            wanted = turns or rng.choice((1, 1, 2, 3))
-            asked = rng.sample(sample["turns"], min(wanted, len(sample["turns"])))
-            samples.append(sample)
-            kinds.append(asked[-1][2])
-            texts.append(conversation(rng, sample, asked))
+            if form.moving:
+                sample = moving.sequence(rng, form.count, form.video)
+            else:
+                sample = scenes.still(rng, size=size, practice=turns is None)
+            samples.append((sample, chosen(rng, sample["turns"], turns)))
+        out, long = self._encoded(rng, form, samples)
+        while long and not turns:
+            more, long = self._encoded(rng, form, [(sample, asked[1:]) for sample, asked in long if len(asked) > 1])
+            out += more
+        return out
+
+    def _encoded(self, rng, form: Form, samples: list[tuple]) -> tuple[list[tuple], list[tuple]]:
+        """Rows of (sample, turns), and those that are too long."""
+        texts = [conversation(rng, sample, asked) for sample, asked in samples]
         encoded = iter(self.tokenizer.encode_batch_fast([piece for text in texts for piece, _ in text]))
-        out = []
-        for sample, text, kind in zip(samples, texts, kinds, strict=True):
+        out, long = [], []
+        for (sample, asked), text in zip(samples, texts, strict=True):
             parts = [np.array(next(encoded).ids, np.uint16) | (ANSWER if answer else 0) for _, answer in text]
             ids = np.concatenate([*parts, np.array([self.end | ANSWER], np.uint16)])
             ids = np.repeat(ids, np.where(np.isin(ids, self.pads), form.cells, 1))
             if len(ids) > form.length:
+                long.append((sample, asked))
                 continue
             ids = np.concatenate([ids, np.full(form.length - len(ids), self.end | PAD, np.uint16)]).astype(np.uint16)
             frames = [pair if form.moving else pair[:1] for pair in sample["frames"]]
             drawn = np.array([[pictures.numbers(p) for p in pair] for pair in frames], np.float16)
-            out.append((ids, positions(np.isin(ids, self.pads), form).astype(np.uint8), drawn, kind))
-        return out
+            places = positions(np.isin(ids, self.pads), form).astype(np.uint8)
+            out.append((ids, places, drawn, asked[-1][2]))
+        return out, long
 
 
 def collect(checkpoint, form: Form, seed: int, count: int, turns=None) -> dict:
@@ -167,14 +200,14 @@ def _work(job: tuple) -> dict:
     return collect(*job)
 
 
-def build(checkpoint: pathlib.Path, total: int, workers: int) -> dict[str, dict]:
-    """About `total` rows, by form, written by `workers` processes."""
+def build(checkpoint: pathlib.Path, total: int, workers: int, run: int = 0) -> dict[str, dict]:
+    """About `total` rows, by form, written by `workers` processes; run: a number from 0, for rows of its own."""
     shares = sum(form.share for form in FORMS.values())
     jobs, names = [], []
     for index, (name, form) in enumerate(FORMS.items()):
         wanted = max(4, total * form.share // shares)
         pieces = max(1, min(workers * 4, wanted // 2000))
-        jobs += [(str(checkpoint), form, 1000 * index + i, -(-wanted // pieces)) for i in range(pieces)]
+        jobs += [(str(checkpoint), form, 100_000 * run + 1000 * index + i, -(-wanted // pieces)) for i in range(pieces)]
         names += [name] * pieces
     if workers == 1:
         results = [_work(job) for job in jobs]

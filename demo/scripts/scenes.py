@@ -4,85 +4,36 @@
 both of a pair; one per image otherwise) and (question, answer, kind) triples that all hold for them.
 """
 
-import json
 import random
 
 import pictures
 from pictures import COLOURS, PLACES, SHAPES
+from questions import (
+    BOTH,
+    NUMBERS,
+    a,
+    by_place,
+    captions,
+    colour_turn,
+    each_turns,
+    ground_turn,
+    listed,
+    place_turn,
+    said,
+    upper,
+    yes_or_no,
+)
 
-NUMBERS = ("one", "two", "three", "four", "five")
-ORDINALS = ("first", "second", "third", "fourth")
-BOTH = ("colour", "color")
-
-# The prompts of `fastqwen caption --style`, word for word.
-STYLES = {
-    "short": "Describe this image in one short sentence. Write only the sentence.",
-    "detailed": "Describe this image in one detailed paragraph: the subject, its surroundings, colours, light and "
-    "composition. Write only the paragraph.",
-    "tags": "List tags for this image: short lowercase descriptions of what is visible, separated by commas. "
-    "Write only the tags.",
-    "booru": "List booru tags for this image: lowercase tags as on an image board, separated by commas, the most "
-    "important first. Write only the tags.",
-    "json": 'Describe this image as a JSON object with the keys "caption" (one sentence) and "tags" (a list of short '
-    "strings). Write only the JSON.",
-}
-DESCRIBE = (
-    "", "Describe the picture.", "Describe this image.", "Describe the image.", "What do you see?",
-    "Caption this image.", "Write a caption.", "What is in the picture?", "What is in this image?",
-)  # fmt: skip
+SIZE = (128, 128)  # height, width in pixels
+NARROW = 80  # a shorter side below it leaves less room: fewer and larger shapes, so that their outlines can be told
 
 
-def a(word: str) -> str:
-    return ("an " if word[0] in "aeiou" else "a ") + word
-
-
-def upper(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def said(text: str) -> str:
-    return upper(text) + "."
-
-
-def captions(rng: random.Random, short: str, detailed: str, tags: list[str]) -> list[tuple[str, str, str]]:
-    """One of the plain requests and one of the styles."""
-    style = rng.choice(list(STYLES))
-    answer = {
-        "short": short,
-        "detailed": detailed,
-        "tags": ", ".join(tags),
-        "booru": ", ".join(tag.replace(" ", "_") for tag in tags),
-        "json": json.dumps({"caption": short, "tags": tags}),
-    }[style]
-    return [(rng.choice(DESCRIBE), short, "caption"), (STYLES[style], answer, "style")]
-
-
-def ground_turn(rng, colour: str) -> tuple[str, str, str]:
-    word = rng.choice(BOTH)
-    asked = (f"What {word} is the background?", f"Which {word} is the background?", f"What is the background {word}?")
-    return rng.choice(asked), said(colour), "background"
-
-
-def colour_turn(rng, thing: dict, alone: bool) -> tuple[str, str, str]:
-    word, name = rng.choice(BOTH), thing["shape"]
-    asked = [f"What {word} is the {name}?", f"Which {word} is the {name}?", f"What is the {word} of the {name}?"]
-    if alone:
-        asked += [f"What {word} is it?", f"What {word} is the shape?", f"Which {word} is the shape?"]
-    return rng.choice(asked), said(thing["colour"]), "colour"
-
-
-def place_turn(rng, thing: dict) -> tuple[str, str, str]:
-    name = rng.choice((thing["shape"], f"{thing['colour']} {thing['shape']}"))
-    asked = (f"Where is the {name}?", f"Where in the picture is the {name}?", f"Where in the image is the {name}?")
-    return rng.choice(asked), said(PLACES[thing["place"]]), "position"
-
-
-def single(rng: random.Random) -> dict:
+def single(rng: random.Random, size=SIZE) -> dict:
     """One shape on a plain ground."""
     colour, ground = rng.sample(list(COLOURS), 2)
     shape, place = rng.choice(SHAPES), rng.choice((0, 1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 8))
-    thing = pictures.placed(rng, shape, colour, place, 0.15, 0.32)
-    where, others = PLACES[place], [c for c in COLOURS if c != colour]
+    thing = pictures.placed(rng, shape, colour, place, 0.2 if min(size) < NARROW else 0.15, 0.32)
+    where = PLACES[place]
     short = f"{upper(a(colour))} {shape} {where} on {a(ground)} background."
     detailed = (
         f"The picture shows {a(colour)} {shape} {where}. The {shape} is {colour} and the background is plain {ground}."
@@ -90,64 +41,89 @@ def single(rng: random.Random) -> dict:
     tags = [f"{colour} {shape}", f"{ground} background", where.removeprefix("in the ").removeprefix("on the ")]
     tags[2] = tags[2].removeprefix("at the ")
     shape_asked = ("What shape is it?", "Which shape is this?", "What shape is in the picture?", "Name the shape.")
-    other = rng.choice([s for s in SHAPES if s != shape])
-    wrong = rng.choice(others)
     turns = [
         colour_turn(rng, thing, True),
         (rng.choice(shape_asked), said(a(shape)), "shape"),
-        (f"What shape is the {colour} object?", said(a(shape)), "shape"),
+        (f"What shape is the {colour} object?", f"The {colour} object is {a(shape)}.", "shape"),
         place_turn(rng, thing),
         ground_turn(rng, ground),
-        rng.choice(
-            [
-                (f"Is there {a(shape)}?", "Yes.", "yes or no"),
-                (f"Is there {a(other)}?", f"No, there is {a(shape)}.", "yes or no"),
-                (f"Is the {shape} {colour}?", "Yes.", "yes or no"),
-                (f"Is the {shape} {wrong}?", f"No, it is {colour}.", "yes or no"),
-            ]
-        ),
+        *yes_or_no(rng, [thing]),
         *captions(rng, short, detailed, tags),
     ]
     return {"pictures": [pictures.plain(rng, ground) | {"objects": [thing]}], "turns": turns}
 
 
-def pair(rng: random.Random) -> dict:
+def pair(rng: random.Random, size=SIZE) -> dict:
     """Two different shapes, side by side or one above the other."""
     ground, *colours = rng.sample(list(COLOURS), 3)
-    places = rng.choice(((3, 5), (1, 7)))
+    narrow = min(size) < NARROW
+    places = (3, 5) if narrow else rng.choice(((3, 5), (1, 7)))
+    radii = (0.17, 0.24) if narrow else (0.13, 0.18)
     things = [
-        pictures.placed(rng, shape, colour, place, 0.12, 0.19)
+        pictures.placed(rng, shape, colour, place, *radii)
         for shape, colour, place in zip(rng.sample(SHAPES, 2), colours, places, strict=True)
     ]
     words = [f"{a(t['colour'])} {t['shape']} {PLACES[t['place']]}" for t in things]
     short = f"{upper(words[0])} and {words[1]}, on {a(ground)} background."
     detailed = f"The picture shows two shapes. There is {words[0]}. There is {words[1]}. The background is {ground}."
     tags = [*(f"{t['colour']} {t['shape']}" for t in things), f"{ground} background"]
-    one = rng.choice(things)
-    named = f"{upper(a(one['colour']))} {one['shape']}."
     turns = [
-        colour_turn(rng, one, False),
-        place_turn(rng, rng.choice(things)),
-        (f"What is {PLACES[one['place']]}?", named, "what is where"),
-        (f"Which shape is {PLACES[one['place']]}?", said(a(one["shape"])), "shape"),
-        (f"Which shape is {one['colour']}?", f"The {one['shape']}.", "shape"),
         ("How many shapes are there?", "Two.", "count"),
         ground_turn(rng, ground),
+        *yes_or_no(rng, things),
+        *each_turns(rng, things),
         *captions(rng, short, detailed, tags),
     ]
+    for one in things:
+        turns += [
+            colour_turn(rng, one, False),
+            place_turn(rng, one),
+            *by_place(rng, one),
+            (f"Which shape is {one['colour']}?", f"The {one['colour']} shape is {a(one['shape'])}.", "shape"),
+        ]
     rng.shuffle(things)
     return {"pictures": [pictures.plain(rng, ground) | {"objects": things}], "turns": turns}
 
 
-def many(rng: random.Random) -> dict:
+def corners(rng: random.Random, size=SIZE) -> dict:
+    """Three or four different shapes in the corners."""
+    ground, *colours = rng.sample(list(COLOURS), 5)
+    places = sorted(rng.sample((0, 2, 6, 8), rng.choice((3, 4))))
+    radii = (0.14, 0.19) if min(size) < NARROW else (0.13, 0.17)
+    things = [
+        pictures.placed(rng, shape, colour, place, *radii)
+        for shape, colour, place in zip(rng.sample(SHAPES, 4), colours, places, strict=False)
+    ]
+    count = NUMBERS[len(things) - 1]
+    words = listed([f"{a(t['colour'])} {t['shape']}" for t in things])
+    where = listed([f"{a(t['colour'])} {t['shape']} {PLACES[t['place']]}" for t in things])
+    tags = [*(f"{t['colour']} {t['shape']}" for t in things), f"{ground} background"]
+    one, other = rng.sample(things, 2)
+    turns = [
+        ("How many shapes are there?", said(count), "count"),
+        ground_turn(rng, ground),
+        colour_turn(rng, one, False),
+        place_turn(rng, other),
+        *by_place(rng, one),
+        *each_turns(rng, things),
+        *yes_or_no(rng, things),
+        *captions(rng, f"{upper(words)} on {a(ground)} background.", f"The picture shows {where}.", tags),
+    ]
+    return {"pictures": [pictures.plain(rng, ground) | {"objects": things}], "turns": turns}
+
+
+def many(rng: random.Random, size=SIZE) -> dict:
     """One to five equal shapes."""
     colour, ground = rng.sample(list(COLOURS), 2)
-    shape, count = rng.choice(SHAPES), rng.randint(1, 5)
+    narrow = min(size) < NARROW
+    shape, count = rng.choice(SHAPES), rng.randint(1, 3 if narrow else 5)
+    radii = (0.17, 0.22) if narrow else (0.095, 0.109)
     things = [
-        pictures.placed(rng, shape, colour, place, 0.08, 0.11, pictures.ROOMS) | {"rgb": rgb}
+        pictures.placed(rng, shape, colour, place, *radii, pictures.ROOMS) | {"rgb": rgb}
         for rgb in [pictures.paint(rng, colour)]
-        for place in rng.sample(range(9), count)
+        for place in rng.sample((3, 4, 5) if narrow else range(9), count)
     ]
+    be = "is" if count == 1 else "are"
     names = shape if count == 1 else "crosses" if shape == "cross" else shape + "s"
     text = f"{upper(NUMBERS[count - 1])} {colour} {names} on {a(ground)} background."
     plural = "crosses" if shape == "cross" else shape + "s"
@@ -159,13 +135,13 @@ def many(rng: random.Random) -> dict:
     turns = [
         (how, said(NUMBERS[count - 1]), "count"),
         (how, said(NUMBERS[count - 1]), "count"),
-        (f"What colour {'is' if count == 1 else 'are'} the {names}?", said(colour), "colour"),
+        (f"What colour {be} the {names}?", f"The {names} {be} {colour}.", "colour"),
         *captions(rng, text, detailed, tags),
     ]
     return {"pictures": [pictures.plain(rng, ground) | {"objects": things}], "turns": turns}
 
 
-def flat(rng: random.Random) -> dict:
+def flat(rng: random.Random, size=SIZE) -> dict:
     """Nothing but a colour."""
     colour, word = rng.choice(list(COLOURS)), rng.choice(BOTH)
     asked = (f"What {word} is this?", f"What {word} is the picture?", f"Which {word} is it?", f"What {word} is it?")
@@ -179,44 +155,50 @@ def flat(rng: random.Random) -> dict:
     return {"pictures": [pictures.plain(rng, colour)], "turns": turns}
 
 
-def landscape(rng: random.Random) -> dict:
+def landscape(rng: random.Random, size=SIZE) -> dict:
     """Sky, ground, sun or moon, and a house or a fir tree."""
     night, x = rng.random() < 0.4, rng.uniform(0.35, 0.65)
     ground, floor = rng.choice((("green", "grass"), ("yellow", "sand"), ("white", "snow"), ("brown", "earth")))
     sky = "black" if night else "blue"
     light, name = ("white", "moon") if night else ("yellow", "sun")
     left = rng.random() < 0.5
-    level = rng.uniform(0.6, 0.72)
+    level, high = rng.uniform(0.6, 0.72), min(size) / size[0]  # a shorter side as a share of the height
     make = lambda *args, **more: pictures.thing(rng, *args, part=True, **more)  # noqa: E731
-    things = [make("square", ground, 0.5, level + 1.6, 2.0), make("circle", light, 0.17 if left else 0.83, 0.17, 0.11)]
+    things = [
+        make("square", ground, 0.5, level + 1.6 * high, 2.0),
+        make("circle", light, 0.17 if left else 0.83, 0.17, 0.11),
+    ]
     house = rng.random() < 0.5
     if house:
         colour = rng.choice(("red", "orange", "purple", "pink", "grey"))
-        things += [make("square", colour, x, level - 0.02, 0.2), make("triangle", "brown", x, level - 0.25, 0.28)]
+        things += [make("square", colour, x, level - 0.02 * high, 0.2)]
+        things += [make("triangle", "brown", x, level - 0.25 * high, 0.28)]
     else:
         colour = "green" if ground != "green" else "brown"
         things += [make("square", "brown", x, level, 0.07)]
-        things += [make("triangle", colour, x, level - y, r) for y, r in ((0.12, 0.2), (0.26, 0.16))]
-    what = f"{a(colour)} {'house' if house else 'tree'}"
+        things += [make("triangle", colour, x, level - y * high, r) for y, r in ((0.12, 0.2), (0.26, 0.16))]
+    thing = "house" if house else "tree"
+    what = f"{a(colour)} {thing}"
     side = "left" if left else "right"
     short = f"{upper(what)} on {ground} {floor} under {a(sky)} sky with {a(light)} {name}."
     detailed = f"The picture shows {what} in the middle. The ground is {ground} {floor}. The {name} is on the {side}."
     tags = [what.split(" ", 1)[1], f"{ground} {floor}", f"{sky} sky", name, "night" if night else "day"]
     turns = [
-        (f"What colour is the {'house' if house else 'tree'}?", said(colour), "scene"),
+        (f"What colour is the {thing}?", f"The {thing} is {colour}.", "scene"),
         ("Is it day or night?", "Night." if night else "Day.", "scene"),
-        (f"Where is the {name}?", f"On the {side}.", "scene"),
+        (f"Where is the {name}?", f"The {name} is on the {side}.", "scene"),
         (rng.choice(("What is on the ground?", "What is the ground?")), said(floor), "scene"),
         *captions(rng, short, detailed, tags),
     ]
     return {"pictures": [pictures.plain(rng, sky) | {"objects": things}], "turns": turns}
 
 
-SINGLE = ((single, 50), (pair, 22), (many, 12), (flat, 6), (landscape, 10))
+# Shares of held-out questions and of training rows: telling two shapes apart takes more practice than its share.
+STILL = ((single, 50, 24), (pair, 22, 30), (corners, 6, 20), (many, 12, 11), (flat, 6, 4), (landscape, 10, 11))
 
 
-def still(rng: random.Random, kind=None) -> dict:
-    """One image; both frames of its temporal pair are the same."""
-    make = kind or rng.choices([k for k, _ in SINGLE], [w for _, w in SINGLE])[0]
-    result = make(rng)
+def still(rng: random.Random, kind=None, size=SIZE, practice: bool = False) -> dict:
+    """One image of height x width pixels; both frames of its temporal pair are the same."""
+    make = kind or rng.choices([row[0] for row in STILL], [row[2 if practice else 1] for row in STILL])[0]
+    result = make(rng, size)
     return {"frames": [(p, p) for p in result["pictures"]], "video": False, "turns": result["turns"]}

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import vision
 from torch import nn
 
+PLACE_WORDS = {"across": ("left", "centre", "right"), "down": ("top", "centre", "bottom")}
 CLASSES = {"place": 9, "middle": 2, "ground": 11, "second colour": 12, "second ground": 11}
 
 
@@ -31,11 +32,30 @@ class Heads(nn.Module):
         return said | {what: head(rows) for what, head in self.free.items()}
 
 
-def words_of(model, tokenizer) -> dict[str, torch.Tensor]:
-    """The embedding rows of the colours' and shapes' names (their first ids)."""
-    table = model.trunk.embed_tokens.weight.detach()
-    pick = lambda names: table[[tokenizer.encode(" " + name).ids[0] for name in names]].clone()  # noqa: E731
-    return {"colour": pick(pictures.NAMES), "shape": pick(pictures.SHAPES)}
+def word_ids(tokenizer, device) -> dict[str, torch.Tensor]:
+    """The first ids of the names of colours, shapes and places."""
+    pick = lambda names: torch.tensor([tokenizer.encode(" " + n).ids[0] for n in names], device=device)  # noqa: E731
+    known = {"colour": pictures.NAMES, "shape": pictures.SHAPES} | PLACE_WORDS
+    return {what: pick(names) for what, names in known.items()}
+
+
+def words_loss(model, seen: torch.Tensor, labels: dict, ids: dict) -> torch.Tensor:
+    """Cross-entropy of every object's colour, shape and place, read off its middle's row by the words' embeddings.
+
+    In training all weights: the text model finds a shape by its name only where the rows say it as the text does.
+    """
+    place = labels["place"]
+    across, down = ((value.masked_fill(place < 0, -100)) for value in (place % 3, place // 3))
+    labels = labels | {"across": across, "down": down}
+    rows, total = F.layer_norm(seen.float(), (vision.OUT,)).flatten(0, 1), 0.0
+    for what, words in ids.items():
+        known = F.normalize(model.embed(words).detach().float(), dim=1)
+        target = labels[what].masked_fill(labels["middle"] == 0, -100).flatten()
+        target = target.masked_fill(target == len(words), -100)  # a ring's middle may be empty
+        logits = (rows @ known.T).float()
+        each = F.cross_entropy(logits, target, ignore_index=-100, reduction="sum")
+        total = total + each / (target >= 0).sum().clamp_min(1)
+    return total
 
 
 def example(drawn: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -55,9 +75,18 @@ def example(drawn: torch.Tensor, height: int, width: int) -> tuple[torch.Tensor,
 
 
 def loss_of(said: dict, labels: dict) -> torch.Tensor:
-    """Cross-entropy of all questions, each a mean over the cells asked about."""
-    each = (F.cross_entropy(v.flatten(0, 1), labels[k].flatten(), ignore_index=-100) for k, v in said.items())
-    return sum(each)
+    """Cross-entropy of all questions, each a mean over the cells asked about; of shapes only the objects' cells count.
+
+    Four cells in five are empty, and most others hold a piece that could be of any shape; a middle counts four times.
+    """
+    total = 0.0
+    for what, logits in said.items():
+        each = F.cross_entropy(logits.flatten(0, 1), labels[what].flatten(), ignore_index=-100, reduction="none")
+        weight = (labels[what] >= 0).float()
+        if what == "shape":
+            weight = weight * (0.05 + (labels[what] < logits.shape[-1] - 1) + 3 * labels["middle"])
+        total = total + (each * weight.flatten()).sum() / weight.sum().clamp_min(1)
+    return total
 
 
 def right(said: dict, labels: dict) -> dict[str, float]:
@@ -76,7 +105,10 @@ def train(model, tokenizer, sources: list, seconds: float, batch: int, device, r
 
     Ends by giving the tower's rows the size of the text embeddings. Returns [[step, seconds, loss, right...], ...].
     """
-    heads = Heads({k: v.to(device) for k, v in words_of(model, tokenizer).items()}).to(device)
+    table = model.trunk.embed_tokens.weight.detach()
+    heads = Heads({k: table[v].clone() for k, v in word_ids(tokenizer, device).items() if k not in PLACE_WORDS}).to(
+        device
+    )
     parameters = [*model.visual.parameters(), *heads.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
     started, step, curve, progress = time.time(), 0, [], 0.0

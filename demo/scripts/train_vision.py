@@ -3,8 +3,9 @@
     python demo/scripts/train_vision.py DATA_FOLDER CHECKPOINT_FOLDER --out OUT [--minutes 7] [--smoke]
 
 DATA_FOLDER: what build_data.py wrote (the text that the checkpoint was trained on). CHECKPOINT_FOLDER: the demo's
-checkpoint. OUT gets a complete checkpoint, metrics.json and contact_sheet.png. First the tower alone (tower.py), then
-all weights: every step takes one batch of text rows and one of picture rows, so that the text is not forgotten.
+checkpoint. OUT gets a complete checkpoint and metrics.json, OUT-sheet.png pictures to look at. First the tower alone
+(tower.py), then all weights: every step takes one batch of text rows and one of picture rows, so that the text is not
+forgotten. A checkpoint that has a tower already is trained on, all weights at once; the figures then count all runs.
 """
 
 import argparse
@@ -20,59 +21,18 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import evaluate  # noqa: E402
 import evaluate_vision  # noqa: E402
+import history  # noqa: E402
 import network as net  # noqa: E402
-import numpy as np  # noqa: E402
 import picture_data  # noqa: E402
-import pictures  # noqa: E402
 import tower  # noqa: E402
 import train as text  # noqa: E402
 import vision  # noqa: E402
-from build_data import ANSWER, ID, PAD  # noqa: E402
 from picture_data import FORMS  # noqa: E402
+from picture_rows import PictureRows  # noqa: E402
 
-QUESTION_WEIGHT = 0.05  # an answer's ids weigh 1, a picture's cells nothing
+KEPT = ("ids", "weights", "where", "patches", "colour", "shape", "place", "middle")
+NAMED_WEIGHT = 0.3  # of tower.words_loss
 FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
-
-class PictureRows:
-    """One form's rows on the device, in a new random order every epoch."""
-
-    def __init__(self, arrays: dict, form, batch: int, pads, device):
-        self.ids = torch.from_numpy(arrays["ids"].view(np.int16)).to(device)
-        self.positions = torch.from_numpy(arrays["positions"]).to(device)
-        self.drawn = torch.from_numpy(arrays["drawn"]).to(device)
-        self.form, self.batch, self.device = form, min(batch, len(self.ids)), device
-        self.pads, self.at = torch.tensor(pads, device=device), len(self.ids)
-
-    def next(self) -> dict[str, torch.Tensor]:
-        """ids, weights (B, T), positions (B, 3, T), where (cells), drawn (B * pairs, frames, FIELDS)."""
-        if self.at + self.batch > len(self.ids):
-            self.order, self.at = torch.randperm(len(self.ids), device=self.device), 0
-        which = self.order[self.at : self.at + self.batch]
-        self.at += self.batch
-        rows = self.ids[which].int()
-        ids = (rows & ID).long()
-        cells = torch.isin(ids, self.pads)
-        weights = torch.where(rows & ANSWER != 0, 1.0, QUESTION_WEIGHT) * ~(cells | (rows & PAD != 0))
-        return {
-            "ids": ids, "weights": weights, "positions": self.positions[which].long(),
-            "where": cells.flatten().nonzero()[:, 0], "drawn": self.drawn[which].float().flatten(0, 1),
-        }  # fmt: skip
-
-    def pairs(self, count: int) -> torch.Tensor:
-        """Drawn pairs (count, 2 or 1, FIELDS) at random, for the tower alone."""
-        drawn = self.drawn[torch.randint(len(self.drawn), (count,), device=self.device)]
-        pick = torch.randint(drawn.shape[1], (count,), device=self.device)
-        return drawn[torch.arange(count, device=self.device), pick].float()
-
-
-def pixels_of(drawn: torch.Tensor, form) -> torch.Tensor:
-    """Worn pixels (N, frames, 3, H, W) of drawn (N, frames, FIELDS)."""
-    count, frames = drawn.shape[:2]
-    height, width = form.rows * 16, form.columns * 16
-    soft = torch.rand(count * frames, 1, 1, device=drawn.device) * 2 + 0.6
-    pixels, _ = pictures.render(drawn.flatten(0, 1), height, width, soft)
-    return pictures.worn(pixels).view(count, frames, 3, height, width)
 
 
 class Captured:
@@ -123,26 +83,35 @@ class TextStep:
 
 
 class PictureStep:
-    def __init__(self, model, rows: PictureRows, device, pool):
+    def __init__(self, model, rows: PictureRows, words: dict, device, pool):
         self.model, self.rows, self.grid = model, rows, vision.Grid(rows.form.rows, rows.form.columns, device)
-        first = rows.next()
-        self.buffers = {k: first[k].clone() for k in ("ids", "weights", "where")}
+        self.words, first = words, self._drawn()
+        self.buffers = {k: first[k].clone() for k in KEPT}
         self.rope = [t.clone() for t in model.turned(first["positions"])]
-        self.patches = vision.patches_of(pixels_of(first["drawn"], rows.form)).clone()
         self.call = Captured(self._loss, device, pool)
+
+    def _drawn(self) -> dict[str, torch.Tensor]:
+        """The next rows with their patches, and what every cell shows."""
+        batch, form = self.rows.next(), self.rows.form
+        patches, labels = tower.example(batch["drawn"], form.rows * 16, form.columns * 16)
+        return batch | labels | {"patches": patches}
 
     def _loss(self):
         b = self.buffers
-        embedded = self.model.embed_all(b["ids"], self.patches, b["where"], self.grid)
-        return text.loss_of(self.model, b["ids"], b["weights"], tuple(self.rope), embedded)
+        seen = self.model.visual(b["patches"], self.grid)
+        embedded = self.model.embed_seen(b["ids"], seen, b["where"])
+        losses = text.loss_of(self.model, b["ids"], b["weights"], tuple(self.rope), embedded)
+        if self.rows.form.moving:  # a cell may show two things
+            return losses
+        named = tower.words_loss(self.model, seen, b, self.words)
+        return torch.cat([losses[:1] + NAMED_WEIGHT * named, losses[1:]])
 
     def __call__(self) -> torch.Tensor:
-        batch = self.rows.next()
+        batch = self._drawn()
         for name, buffer in self.buffers.items():
             buffer.copy_(batch[name])
         for buffer, value in zip(self.rope, self.model.turned(batch["positions"]), strict=True):
             buffer.copy_(value)
-        self.patches.copy_(vision.patches_of(pixels_of(batch["drawn"], self.rows.form)))
         return self.call()
 
 
@@ -161,13 +130,13 @@ def optimizer_of(model, rate: float, tower_rate: float, fused: bool):
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=fused)
 
 
-def train(model, words, forms: dict, args, device, deadline: float) -> dict:
+def train(model, words, forms: dict, named: dict, args, device, deadline: float) -> dict:
     """Text and pictures together until the deadline (or args.steps)."""
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" and not args.no_graph else None
     read = TextStep(model, words, device, pool)
-    see = {name: PictureStep(model, rows, device, pool) for name, rows in forms.items()}
+    see = {name: PictureStep(model, rows, named, device, pool) for name, rows in forms.items()}
     optimizer = optimizer_of(model, args.rate, args.tower_rate, device.type == "cuda")
     gradients = [p.grad for p in model.parameters()]
     shares = torch.tensor([float(FORMS[name].share) for name in see])
@@ -211,8 +180,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("checkpoint", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--minutes", type=float, default=7.0, help="from the start of this script to the last step")
-    parser.add_argument("--tower-seconds", type=float, default=60.0, help="of them for the tower alone")
-    parser.add_argument("--pictures", type=int, default=400_000, help="picture rows to write")
+    parser.add_argument("--tower-seconds", type=float, default=60.0, help="of them for a new tower alone")
+    parser.add_argument("--pictures", type=int, default=300_000, help="picture rows to write")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--text-rows", type=int, default=48, help="rows of 512 ids a step")
     parser.add_argument("--picture-ids", type=int, default=24_576, help="ids of picture rows a step")
@@ -222,10 +191,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=200, help="steps between printed lines")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps instead of by the clock")
     parser.add_argument("--eval-rows", type=int, default=6000)
+    parser.add_argument("--changed-only", action="store_true", help="copy no file that training leaves as it is")
     parser.add_argument("--no-graph", action="store_true", help="plain calls instead of CUDA graphs")
     parser.add_argument("--smoke", action="store_true", help="a few small steps on the CPU")
     args = parser.parse_args()
-    args.started = time.time()
+    args.started, args.sheet = time.time(), args.out.with_name(args.out.name + "-sheet.png")
     if args.smoke:
         args.text_rows, args.picture_ids, args.every, args.steps = 1, 384, 1, args.steps or 2
         args.pictures, args.workers, args.tower_seconds, args.tower_batch, args.eval_rows = 300, 1, 3.0, 8, 20
@@ -239,7 +209,7 @@ def measured(model, results: dict, args, device) -> int:
     failed = 0
     for measure in (
         dict,
-        lambda: {"pictures": evaluate_vision.run(model, args.checkpoint, args.out, device, args.eval_rows, args.smoke)},
+        lambda: evaluate_vision.run(model, args.checkpoint, args.sheet, device, args.eval_rows, args.smoke),
         lambda: evaluate.run(model, args.data, args.checkpoint, device, small=args.smoke),
     ):
         try:
@@ -251,37 +221,47 @@ def measured(model, results: dict, args, device) -> int:
     return failed
 
 
-def main() -> None:
-    args = arguments()
-    device = torch.device("cpu" if args.smoke else "cuda")
-    torch.manual_seed(0)
-    built = picture_data.build(args.checkpoint, args.pictures, args.workers)
-    print(f"{sum(len(a['ids']) for a in built.values())} picture rows, {time.time() - args.started:.0f} s", flush=True)
-    model = vision.build(args.checkpoint).to(device)
-    print(f"forward and tower differ from transformers' by {net.check(model, device):.1e}, ", end="")
-    print(f"{vision.check(model, device):.1e}", flush=True)
-    words = text.Rows(args.data / "rows.npy", args.text_rows, device)
-    facts = {"text_before": evaluate_vision.text_losses(model, args.data, device, args.smoke)}
-    writer = picture_data.Writer(args.checkpoint)
-    forms = {}
-    for name, form in FORMS.items():
-        forms[name] = PictureRows(built.pop(name), form, args.picture_ids // form.length, writer.pads, device)
+def train_tower(model, tokenizer, forms: dict, args, device) -> list:
+    """A new tower alone, on forms in turn."""
     names = (
         "square", "wide", "two", "tall", "square", "pair", "wider", "three frames", "square", "taller", "four frames",
         "flat", "two 4:3", "three frames wide", "four frames wide",
     )  # fmt: skip
     still = [(name, FORMS[name]) for name in names]
     sources = [(f.rows, f.columns, vision.Grid(f.rows, f.columns, device), forms[n].pairs) for n, f in still]
-    facts["tower"] = tower.train(model, writer.tokenizer, sources, args.tower_seconds, args.tower_batch, device)
-    facts["training"] = train(model, words, forms, args, device, args.started + args.minutes * 60)
+    return tower.train(model, tokenizer, sources, args.tower_seconds, args.tower_batch, device)
+
+
+def main() -> None:
+    args = arguments()
+    device = torch.device("cpu" if args.smoke else "cuda")
+    known = history.earlier(args.checkpoint)
+    torch.manual_seed(len(known.get("runs", ())))
+    built = picture_data.build(args.checkpoint, args.pictures, args.workers, len(known.get("runs", ())))
+    print(f"{sum(len(a['ids']) for a in built.values())} picture rows, {time.time() - args.started:.0f} s", flush=True)
+    model = vision.build(args.checkpoint).to(device)
+    print(f"forward and tower differ from transformers' by {net.check(model, device):.1e}, ", end="")
+    print(f"{vision.check(model, device):.1e}", flush=True)
+    words = text.Rows(args.data / "rows.npy", args.text_rows, device)
+    facts = {"text_at_start": evaluate_vision.text_losses(model, args.data, device, args.smoke)}
+    facts["text_before"] = known.get("text_before", facts["text_at_start"])
+    writer = picture_data.Writer(args.checkpoint)
+    forms = {}
+    for name, form in FORMS.items():
+        forms[name] = PictureRows(built.pop(name), form, args.picture_ids // form.length, writer.pads, device)
+    facts["tower"] = [] if known else train_tower(model, writer.tokenizer, forms, args, device)
+    named = tower.word_ids(writer.tokenizer, device)
+    facts["training"] = train(model, words, forms, named, args, device, args.started + args.minutes * 60)
     net.round_weights(model)
     facts["file_bytes"] = net.save(vision.tensors(model), args.out)
-    for name in FILES:
+    for name in () if args.changed_only else FILES:
         if (args.checkpoint / name).resolve() != (args.out / name).resolve():
             shutil.copy(args.checkpoint / name, args.out / name)
     vision.write_settings(args.checkpoint, args.out)
     facts["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     facts["torch"], facts["transformers"] = torch.__version__, __import__("transformers").__version__
+    facts["earlier_runs"] = known.get("runs", [])
+    facts["in_all"] = history.in_all([*facts["earlier_runs"], facts])
     first = json.loads((pathlib.Path(__file__).parents[1] / "metrics.json").read_text("utf-8"))["training"]
     results = {"training": first | {"file_bytes": facts["file_bytes"]}, "vision": facts}
     failed = measured(model, results, args, device)

@@ -141,9 +141,12 @@ class Seeing(net.Network):
 
     def embed_all(self, ids, patches, where, grid: Grid) -> torch.Tensor:
         """Embeddings (B, T, 256) with the pictures' rows at the flat places `where` (int64, in picture order)."""
-        seen = self.visual(patches, grid).flatten(0, 1)
+        return self.embed_seen(ids, self.visual(patches, grid), where)
+
+    def embed_seen(self, ids, seen, where) -> torch.Tensor:
+        """The same with the tower's rows (N, S/4, 256)."""
         rows = self.embed(ids)
-        return rows.flatten(0, 1).index_copy(0, where, seen.to(rows.dtype)).view_as(rows)
+        return rows.flatten(0, 1).index_copy(0, where, seen.flatten(0, 1).to(rows.dtype)).view_as(rows)
 
     def turned(self, positions: torch.Tensor):
         """cos and sin (B, T, rotary dims) of 3-D positions (B, 3, T)."""

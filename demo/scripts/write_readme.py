@@ -29,14 +29,14 @@ def training_lines(facts: dict) -> list[str]:
 
 def seeing_lines(facts: dict, seen: dict, now: dict) -> list[str]:
     """The second run, what it can name in pictures, and that the text did not suffer."""
-    run, before = facts["training"], facts["text_before"]
-    steps, seconds, *_ = facts["tower"][-1]
+    run, before = facts["in_all"], facts["text_before"]
+    times = f" in {run['runs']} runs, each from the weights of the one before," if run["runs"] > 1 else ""
     answers = f"{before['heldout_answer_loss']} before, {now['heldout_answer_loss']} after"
     lines = [
-        "## The run that taught it to see",
+        "## What taught it to see" if run["runs"] > 1 else "## The run that taught it to see",
         "",
-        f"The tower alone for {seconds:.0f} s ({steps:,} steps), then {run['steps']:,} steps "
-        f"in {run['seconds']:.0f} s on one {facts['device']} (torch {facts['torch']}, transformers "
+        f"The tower alone for {run['tower_seconds']:.0f} s ({run['tower_steps']:,} steps), then {run['steps']:,} steps "
+        f"in {run['seconds']:.0f} s{times} on one {facts['device']} (torch {facts['torch']}, transformers "
         f"{facts['transformers']}): {run['text_tokens'] / 1e6:.0f} M ids of text and "
         f"{run['picture_rows'] / 1e3:,.0f} k rows about pictures, all weights trained.",
         "",
