@@ -257,6 +257,8 @@ def launch_config(layout: Layout, multiprocessors: int, beside: bool = False) ->
         return Config(4, slabs, False)
     if 640 < slabs <= two_warps.blocks:  # all at once
         return Config(2, 9 * multiprocessors, False, registers=112)
+    if slabs <= 3 * multiprocessors and layout.columns > 4096:
+        return Config(4, slabs, False, registers=100)
     # Parts of one record a warp. Only where they are few: meeting costs a microsecond, which other blocks' work hides.
     cut = replace(two_warps, parts=-(-(layout.columns // layout.record_columns) // 2))
     if slabs > two_warps.blocks and 8 * cut_slabs(layout, cut) <= cut.blocks:
