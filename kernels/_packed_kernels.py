@@ -118,17 +118,18 @@ def _joined(p_sums, p_counts, s0, s1, s2, s3, o, parts):
     tl.atomic_add(p + 96, s3, sem="relaxed")
     tl.debug_barrier()  # all of the block's sums are added before it is counted
     is_last = tl.atomic_add(p_counts, 1, sem="acq_rel", scope="gpu") == parts - 1
-    if is_last:
-        s0 = tl.load(p, cache_modifier=".cg")
-        s1 = tl.load(p + 32, cache_modifier=".cg")
-        s2 = tl.load(p + 64, cache_modifier=".cg")
-        s3 = tl.load(p + 96, cache_modifier=".cg")
-        tl.debug_barrier()  # warps that hold the same sums have loaded them too
-        tl.store(p, o * 0)
-        tl.store(p + 32, o * 0)
-        tl.store(p + 64, o * 0)
-        tl.store(p + 96, o * 0)
-        tl.store(p_counts, 0)
+    # Masks and no branch: Triton 3.9 cannot compile these lines behind one.
+    m_last = (o >= 0) & is_last
+    s0 = tl.load(p, mask=m_last, other=0, cache_modifier=".cg")
+    s1 = tl.load(p + 32, mask=m_last, other=0, cache_modifier=".cg")
+    s2 = tl.load(p + 64, mask=m_last, other=0, cache_modifier=".cg")
+    s3 = tl.load(p + 96, mask=m_last, other=0, cache_modifier=".cg")
+    tl.debug_barrier()  # warps that hold the same sums have loaded them too
+    tl.store(p, o * 0, mask=m_last)
+    tl.store(p + 32, o * 0, mask=m_last)
+    tl.store(p + 64, o * 0, mask=m_last)
+    tl.store(p + 96, o * 0, mask=m_last)
+    tl.store(p_counts, 0, mask=is_last)
     return is_last, s0, s1, s2, s3
 
 

@@ -151,6 +151,6 @@ def test_the_command_and_the_demo_know_the_same_styles(monkeypatch):
 
     assert tuple(STYLES) == COMMAND_STYLES
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "demo" / "scripts"))
-    import scenes
+    import questions
 
-    assert scenes.STYLES == STYLES, "the demo is trained on the prompts that the command sends"
+    assert questions.STYLES == STYLES, "the demo is trained on the prompts that the command sends"
