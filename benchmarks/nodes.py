@@ -67,6 +67,7 @@ def _written(base: Path, shape: str) -> str:
     """Writes the checkpoint where the loader looks for it; its name there."""
     import torch
 
+    from ..engine.memory import empty_cache
     from .random_file import small_config, write_random_checkpoint
     from .random_model import model_config
 
@@ -75,8 +76,7 @@ def _written(base: Path, shape: str) -> str:
     name = f"random-{shape}.safetensors"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     write_random_checkpoint(base / "models" / "text_encoders" / name, config, device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    empty_cache(device)
     print(f"wrote {name} in {time.perf_counter() - started:.1f} s", flush=True)
     return name
 
