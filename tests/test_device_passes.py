@@ -206,11 +206,9 @@ for mtp, top_k in (("off", 40), ("auto", 40), ("3", 0), ("auto", 40)):
 @pytest.mark.parametrize("model", ["demo", "demo-w4a8", "demo-bf16"])
 def test_comfyuis_allocator_has_the_same_text_by_graphs(model, tmp_path):
     """Graphs that were captured, replayed, given up and captured again, in a process that uses cudaMallocAsync."""
-    environment = os.environ | dict.fromkeys(
-        ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "backend:cudaMallocAsync"
-    )
+    allocator = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}  # as ComfyUI sets it
+    environment = os.environ | allocator | {"PYTHONPATH": str(tmp_path)}
     code = REPLIES.replace("MODEL", repr(model))
-    environment["PYTHONPATH"] = str(tmp_path)
     (tmp_path / "fastqwen").symlink_to(Path(__file__).resolve().parent.parent, target_is_directory=True)
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
