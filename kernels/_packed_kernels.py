@@ -117,9 +117,10 @@ def _joined(p_sums, p_counts, s0, s1, s2, s3, o, parts):
     tl.atomic_add(p + 64, s2, sem="relaxed")
     tl.atomic_add(p + 96, s3, sem="relaxed")
     tl.debug_barrier()  # all of the block's sums are added before it is counted
-    is_last = tl.atomic_add(p_counts, 1, sem="acq_rel", scope="gpu") == parts - 1
+    before = tl.atomic_add(p_counts, 1, sem="acq_rel", scope="gpu")
+    is_last = before == parts - 1
     # Masks and no branch: Triton 3.9 cannot compile these lines behind one.
-    m_last = (o >= 0) & is_last
+    m_last = o * 0 + before == parts - 1
     s0 = tl.load(p, mask=m_last, other=0, cache_modifier=".cg")
     s1 = tl.load(p + 32, mask=m_last, other=0, cache_modifier=".cg")
     s2 = tl.load(p + 64, mask=m_last, other=0, cache_modifier=".cg")
