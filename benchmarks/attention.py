@@ -27,7 +27,7 @@ from ..kernels.attention_append import append
 from ..kernels.attention_control import new_control, write_control
 from ..kernels.decode_attention import _merge, allocate, decode_attention
 from ..kernels.rows import cache_offsets, depths
-from .timing import graph_microseconds, provenance, read_ceiling
+from .timing import gpu, graph_microseconds, main_gpu, provenance, read_ceiling
 
 HEADS = {"9b": (16, 4), "27b": (24, 4), "0.8b": (8, 2)}  # query and key-value heads of 256
 DIM, HALF, EPS = 256, 32, 1e-6
@@ -190,10 +190,7 @@ def bench_attention(
     shapes=("9b",), kinds=("int8",), lengths=LENGTHS, rows=(8, 1), blocks=(None,), forms=("kept",)
 ) -> dict:
     """Checks, then times every combination; prints a line each. Returns what is printed last as JSON."""
-    if not torch.cuda.is_available():
-        from ..weights import FastQwenError
-
-        raise FastQwenError("the attention benchmark times a GPU and finds none: run it on a machine with one.")
+    gpu("the attention benchmark")
     ceiling = read_ceiling(torch.device("cuda"))
     print(f"{torch.cuda.get_device_name()}, read ceiling {ceiling:.0f} GB/s", flush=True)
     found = []
@@ -227,6 +224,7 @@ def main():
     parser.add_argument("--blocks", nargs="+", type=int, default=[None], help="blocks of the parts' launch, to compare")
     parser.add_argument("--forms", nargs="+", choices=(*FORMS, *PARTIAL), default=["kept"])
     arguments = parser.parse_args()
+    main_gpu("benchmarks.attention")
     summary = bench_attention(
         arguments.shape, arguments.kind, arguments.lengths, arguments.rows, arguments.blocks, arguments.forms
     )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 
 from ..attention import KVCache, cache_bytes
 from .attention import DIM, HEADS
-from .timing import provenance
+from .timing import main_gpu, provenance
 
 
 def measure(kind: str, tokens: int, layers: int) -> dict:
@@ -37,8 +37,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--layers", type=int, default=8, help="attention layers (default: the 9B model's 8)")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("cache_memory measures a GPU's memory and finds no GPU")
+    main_gpu("benchmarks.cache_memory")
     rows = [measure(kind, arguments.tokens, arguments.layers) for kind in ("int8", "bf16")]
     for row in rows:
         print("  " + ", ".join(f"{key} {value}" for key, value in row.items()))

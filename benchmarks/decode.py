@@ -27,7 +27,7 @@ from ..mtp.tree import OFF, Tree
 from ..weights import FastQwenError
 from .profiles import PROFILES, SHAPES
 from .random_model import random_model
-from .timing import provenance, read_ceiling
+from .timing import gpu, provenance, read_ceiling
 
 MEASURED = (OFF, Tree.chain(1), Tree.chain(3), Tree.chain(5), Tree((7,)), Tree((1,) * 7))
 ROUNDS, WARM = 40, 6
@@ -235,8 +235,7 @@ def run(arguments) -> int:
         check_short_head(arguments.draft_rows or FEWEST, arguments.draft_format)
     if arguments.context < 1:
         raise FastQwenError(f"--context is {arguments.context}: at least 1 token is needed before the first round.")
-    if not torch.cuda.is_available():
-        raise FastQwenError("bench decode times a GPU and finds none: run it on a machine with one.")
+    gpu("bench decode")
     summary = bench(
         arguments.shape, bits=arguments.bits, head=arguments.head, kv=arguments.kv, context=arguments.context,
         profiles=arguments.profile, kernels=arguments.kernels, graphs=not arguments.no_graphs,

@@ -35,7 +35,7 @@ from ..kernels.delta_decode import (
     split_for,
 )
 from ..kernels.rows import ancestors
-from .timing import graph_microseconds, provenance, read_ceiling
+from .timing import graph_microseconds, main_gpu, provenance, read_ceiling
 
 SHAPES = {"9b": Heads(16, 32, 128, 128), "27b": Heads(16, 48, 128, 128)}
 CHAIN = tuple(range(-1, 7))
@@ -284,6 +284,7 @@ def main():
     parser.add_argument("--only-prompts", action="store_true")
     parser.add_argument("--forms", nargs="+", default=list(LARGEST_ERROR), choices=list(LARGEST_ERROR))
     arguments = parser.parse_args()
+    main_gpu("benchmarks.deltanet")
     shapes = arguments.shape
     for shape in shapes if not arguments.only_prompts else ():
         splits = [split_for(SHAPES[shape].value_dim), *(tuple(map(int, s.split("x"))) for s in arguments.split)]

@@ -20,7 +20,7 @@ from ..weights import Projection
 from ..weights.linear import Linear
 from ..weights.packed_linear import RecordLinear
 from .linear_sweep import random_weight
-from .timing import graph_microseconds, provenance
+from .timing import graph_microseconds, main_gpu, provenance
 
 VOCAB, BITS = 248_320, {"w4a8": 4, "w6a8": 6, "int8": 8}
 CALLS = 20
@@ -107,6 +107,7 @@ def main():
     parser.add_argument("--head", nargs="+", choices=("w4a8", "w6a8", "int8", "bf16"), default=["w4a8", "bf16"])
     parser.add_argument("--rows", type=int, nargs="+", default=[32768, 65536, 131072])
     arguments = parser.parse_args()
+    main_gpu("benchmarks.draft_head")
     table = []
     with torch.inference_mode():
         for kind in arguments.head:

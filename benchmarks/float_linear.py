@@ -17,7 +17,7 @@ import triton
 from ..engine.memory import empty_cache
 from ..kernels.float_linear import Launch, float_linear, launch_for, reference, sum_launch
 from .kernels import CALLS, ROTATE_BYTES
-from .timing import graph_microseconds, provenance, read_ceiling
+from .timing import graph_microseconds, main_gpu, provenance, read_ceiling
 
 SHAPES = ((64, 4096), (96, 5120), (512, 4096), (4096, 4096), (12288, 4096), (248320, 4096))
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -111,7 +111,7 @@ def main():
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--sweep", action="store_true", help="time other launches too")
     arguments = parser.parse_args()
-    device = torch.device("cuda")
+    device = main_gpu("benchmarks.float_linear")
     torch.backends.cuda.matmul.allow_tf32 = False
     ceiling = read_ceiling(device)
     name = torch.cuda.get_device_name(device)

@@ -17,7 +17,7 @@ from . import deltanet, prefill
 from .attention import bench_attention
 from .linear_sweep import check, random_weight
 from .prefill_attention import bench_prefill_attention
-from .timing import graph_microseconds, provenance, read_ceiling
+from .timing import gpu, graph_microseconds, provenance, read_ceiling
 
 # group -> (rows of its matrices, columns, prologue, layers of the model that have it); DeltaNet's a and b, which stay
 # bf16, run in the launch of qkv|z
@@ -184,10 +184,7 @@ def bench_prompts(shape: str, bits: int, tokens: int = 2048) -> dict:
 def run(arguments) -> int:
     """The command line's `bench kernels`: a table for each part, then a line of JSON for each."""
     shape, parts = arguments.shape, arguments.parts
-    if not torch.cuda.is_available():
-        from ..weights import FastQwenError
-
-        raise FastQwenError("bench kernels times a GPU and finds none: run it on a machine with one.")
+    gpu("bench kernels")
     summaries = []
     if "linears" in parts:
         summaries += [bench(shape, bits, arguments.peer) for bits in arguments.bits]

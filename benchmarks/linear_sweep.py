@@ -25,7 +25,7 @@ from ..kernels.packed_linear import (
     packed_linear,
     reference,
 )
-from .timing import graph_microseconds, read_ceiling
+from .timing import graph_microseconds, main_gpu, read_ceiling
 
 SHAPES = [
     (4096, 4096), (8192, 4096), (10240, 4096), (12288, 4096), (24576, 4096), (4096, 12288), (248320, 4096),
@@ -133,7 +133,7 @@ def main():
     parser.add_argument("--shapes", nargs="+", default=[f"{rows}x{columns}" for rows, columns in SHAPES])
     parser.add_argument("--beside", type=int, default=0)
     arguments = parser.parse_args()
-    device = torch.device("cuda")
+    device = main_gpu("benchmarks.linear_sweep")
     print(json.dumps({"what": "read_ceiling", "GBps": round(read_ceiling(device))}), flush=True)
     for bits, shape in itertools.product(arguments.bits, arguments.shapes):
         rows, columns = map(int, shape.split("x"))

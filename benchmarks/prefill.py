@@ -17,7 +17,7 @@ from ..kernels.int8_matmul import scaled
 from ..kernels.packed import Layout
 from ..weights.packed_linear import RecordLinear
 from .linear_sweep import random_weight
-from .timing import graph_microseconds
+from .timing import graph_microseconds, main_gpu
 
 SHAPES = ((12288, 4096), (24576, 4096), (4096, 12288), (4096, 4096), (34816, 5120), (5120, 17408))
 TILES = [
@@ -90,7 +90,7 @@ def main():
     parser.add_argument("--bits", type=int, nargs="+", default=[4])
     parser.add_argument("--sweep", action="store_true", help="time the tiles of the product instead")
     arguments = parser.parse_args()
-    device = torch.device("cuda")
+    device = main_gpu("benchmarks.prefill")
     for rows in arguments.rows:
         if arguments.sweep:
             sweep(rows, device)

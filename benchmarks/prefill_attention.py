@@ -17,7 +17,7 @@ from ..attention import KVCache
 from ..kernels.attention import prefill_rows
 from ..kernels.prefill_attention import Config, prefill_attention
 from .attention import DIM, HEADS
-from .timing import graph_microseconds, provenance
+from .timing import gpu, graph_microseconds, main_gpu, provenance
 
 WAYS = {"int8": ("int8", False), "int8_queries": ("int8", True), "bf16": ("bf16", False)}
 BOUND = {"int8": 0.01, "int8_queries": 0.02, "bf16": 0.01}  # NRMSE against the reference over the same bytes
@@ -83,10 +83,7 @@ def torch_flash(prompt: Prompt) -> float:
 
 def bench_prefill_attention(shape: str = "9b", tokens: int = 8192, sweep: bool = False) -> dict:
     """Checks, then times every way; prints a line each. Returns what is printed last as JSON."""
-    if not torch.cuda.is_available():
-        from ..weights import FastQwenError
-
-        raise FastQwenError("the prefill attention benchmark times a GPU and finds none: run it on a machine with one.")
+    gpu("the prefill attention benchmark")
     operations = 4 * DIM * HEADS[shape][0] * tokens * (tokens + 1) / 2
     flash = torch_flash(Prompt(shape, "bf16", tokens))
     rows = [{"way": "torch_flash", "ms": round(flash / 1e3, 3), "TFLOPS": round(operations / flash / 1e6)}]
@@ -117,6 +114,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--sweep", action="store_true", help="every launch configuration")
     arguments = parser.parse_args()
+    main_gpu("benchmarks.prefill_attention")
     summaries = [bench_prefill_attention(shape, arguments.tokens, arguments.sweep) for shape in arguments.shape]
     for summary in summaries:
         print(json.dumps(summary))

@@ -20,7 +20,7 @@ from ..engine.prompt_reuse import PromptReuse
 from ..engine.session import Session
 from ..mtp.head_drafts import HeadDrafts
 from .random_model import random_model
-from .timing import provenance
+from .timing import main_gpu, provenance
 
 SYSTEM, REQUEST = 600, 60  # tokens
 ROUNDS = 7
@@ -135,6 +135,7 @@ def main():
     parser.add_argument("--shape", choices=("9b", "27b"), default="9b")
     parser.add_argument("--long", type=int, nargs="*", default=[], metavar="TOKENS")
     arguments = parser.parse_args()
+    main_gpu("benchmarks.prefix_cache")
     started = time.perf_counter()
 
     def say(text):

@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..kernels.prepare import Plan, allocate, pack_order, prepare, reference
-from .timing import graph_microseconds, provenance
+from .timing import graph_microseconds, main_gpu, provenance
 
 CALLS, REPLAYS, SEED = 128, 31, 0
 # K, prologue, gate us, goal us, what a first probe with one block a row took
@@ -92,6 +92,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--forms", nargs="+", default=["alone", "slots", "cluster"])
     forms = parser.parse_args().forms
+    main_gpu("benchmarks.prepare_variants")
     torch.manual_seed(SEED)
     lines = [{"what": "empty", "blocks": blocks, "us": round(empty_microseconds(blocks), 3)} for blocks in (8, 64, 136)]
     print(*map(json.dumps, lines), sep="\n", flush=True)

@@ -18,7 +18,7 @@ from ..engine.streaming import Placement, StreamedBlock
 from ..mtp.tree import OFF, Tree
 from .decode import SETTINGS, _prefill, _rounds
 from .random_model import random_model
-from .timing import provenance
+from .timing import main_gpu, provenance
 
 CONTEXT, PROMPT = 512, 2048
 
@@ -76,6 +76,7 @@ def main():
     parser.add_argument("--bits", type=int, choices=(4, 6), default=4)
     parser.add_argument("--budgets", type=float, nargs="+", default=[5.0, 4.0], metavar="GB")
     arguments = parser.parse_args()
+    main_gpu("benchmarks.streaming")
     same_text("cuda")
     rate = copy_rate(torch.device("cuda"))
     print(f"{torch.cuda.get_device_name()}, RAM to GPU {rate:.1f} GB/s; {arguments.shape}, W{arguments.bits}A8",

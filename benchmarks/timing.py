@@ -8,6 +8,23 @@ import torch
 import triton
 import triton.language as tl
 
+from ..weights import FastQwenError
+
+
+def gpu(what: str) -> torch.device:
+    """The GPU that `what` times. Raises FastQwenError where there is none."""
+    if not torch.cuda.is_available():
+        raise FastQwenError(f"{what} times a GPU and finds none: run it on a machine with one.")
+    return torch.device("cuda")
+
+
+def main_gpu(what: str) -> torch.device:
+    """The same for a script: its sentence and exit status 1 where there is none."""
+    try:
+        return gpu(what)
+    except FastQwenError as error:
+        raise SystemExit(str(error)) from None
+
 
 def graph_microseconds(calls: Sequence[Callable[[], object]], replays: int = 20) -> float:
     """Median microseconds of one call, over replays of a graph that holds all of `calls` once.

@@ -29,7 +29,7 @@ from ..model.vision_config import VisionConfig
 from ..mtp.planner import Fixed
 from ..mtp.tree import Tree
 from .random_model import random_model
-from .timing import provenance
+from .timing import main_gpu, provenance
 
 TEXT = 32  # tokens before a picture, and behind it
 
@@ -148,7 +148,7 @@ def main():
     parser.add_argument("--pixels", type=int, nargs="+", default=[512, 1024, 1500, 1536, 2048], help="side of a square")
     parser.add_argument("--first-token", type=int, nargs="*", default=[1536], help="side of a square")
     arguments = parser.parse_args()
-    device, rules = torch.device("cuda"), ImageRules()
+    device, rules = main_gpu("benchmarks.vision"), ImageRules()
     check(device)
     print(json.dumps(provenance()))
     for side in arguments.pixels:
