@@ -51,10 +51,10 @@ def thing(rng, shape: str, colour: str, x: float, y: float, radius: float, rgb=N
     }  # fmt: skip
 
 
-def placed(rng, shape: str, colour: str, place: int, low: float, high: float, zones=ZONES) -> dict:
-    """An object in a named place, as large as the border lets it be."""
+def placed(rng, shape: str, colour: str, place: int, low: float, high: float, zones=ZONES, size=(1, 1)) -> dict:
+    """An object in a named place of a picture of that height and width, as large as the border lets it be."""
     x, y = rng.uniform(*zones[place % 3]), rng.uniform(*zones[place // 3])
-    limit = 1.1 * min(x, y, 1 - x, 1 - y)
+    limit = 1.1 * min(min(y, 1 - y) * size[0], min(x, 1 - x) * size[1]) / min(size)
     return thing(rng, shape, colour, x, y, max(0.7 * low, min(rng.uniform(low, high), limit))) | {"place": place}
 
 
@@ -137,19 +137,23 @@ def cells(rows: torch.Tensor, shares: torch.Tensor) -> dict[str, torch.Tensor]:
     """What each 32 x 32 cell shows, as class numbers (N, H/32 * W/32); -100: not asked.
 
     colour and shape (the last class: no object), place (of the object's middle), middle (1: it lies in this cell).
+    Of several objects the one that covers most, but a middle's cell shows the middle's object: a ring's may be bare.
     """
     pooled = torch.nn.functional.avg_pool2d(shares, 32)
     down, across = pooled.shape[2:]
     best, which = pooled.flatten(2).max(1)
     objects = rows[:, 4:].view(len(rows), OBJECTS, OBJECT_FIELDS)
+    inside = (objects[..., 6] * down).long() * across + (objects[..., 5] * across).long()
+    named = (objects[..., 0] > 0) & (objects[..., 0] < PART)
+    inside = torch.where(named, inside.clamp(0, down * across - 1), down * across)  # a column more, cut off again
+    put = lambda cell, value: torch.nn.functional.pad(cell, (0, 1)).scatter(1, inside, value)[:, :-1]  # noqa: E731
+    middle = put(torch.zeros_like(which), torch.ones_like(inside))
+    which = put(which, torch.arange(OBJECTS, device=rows.device).expand_as(inside))
+    best = torch.where(middle == 1, 1.0, best)
     field = lambda i: objects[..., i].gather(1, which)  # noqa: E731
     empty, part = best < 0.04, field(0) > PART
     shape = torch.where(empty, len(SHAPES), field(0).long() % PART - 1).masked_fill(part & ~empty, -100)
     colour = torch.where(empty, len(NAMES), field(1).long())
     zone = lambda v: (v > 0.37).long() + (v > 0.63).long()  # noqa: E731
     place = (zone(field(6)) * 3 + zone(field(5))).masked_fill(empty | part, -100)
-    inside = (objects[..., 6] * down).long() * across + (objects[..., 5] * across).long()
-    named = (objects[..., 0] > 0) & (objects[..., 0] < PART)
-    middle = torch.zeros(len(rows), down * across + 1, dtype=torch.long, device=rows.device)
-    middle.scatter_(1, torch.where(named, inside.clamp(0, down * across - 1), down * across), 1)
-    return {"colour": colour, "shape": shape, "place": place, "middle": middle[:, :-1]}
+    return {"colour": colour, "shape": shape, "place": place, "middle": middle}

@@ -26,13 +26,15 @@ from questions import (
 
 SIZE = (128, 128)  # height, width in pixels
 NARROW = 80  # a shorter side below it leaves less room: fewer and larger shapes, so that their outlines can be told
+DICE = (0, 2, 4, 6, 8)  # these places lie farther apart than all nine, and have room for larger shapes
 
 
 def single(rng: random.Random, size=SIZE) -> dict:
     """One shape on a plain ground."""
     colour, ground = rng.sample(list(COLOURS), 2)
-    shape, place = rng.choice(SHAPES), rng.choice((0, 1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 8))
-    thing = pictures.placed(rng, shape, colour, place, 0.2 if min(size) < NARROW else 0.15, 0.32)
+    places = (3, 4, 5) if min(size) < NARROW else (0, 1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 8)
+    shape, place = rng.choice(SHAPES), rng.choice(places)
+    thing = pictures.placed(rng, shape, colour, place, 0.24 if min(size) < NARROW else 0.18, 0.32, size=size)
     where = PLACES[place]
     short = f"{upper(a(colour))} {shape} {where} on {a(ground)} background."
     detailed = (
@@ -58,9 +60,10 @@ def pair(rng: random.Random, size=SIZE) -> dict:
     ground, *colours = rng.sample(list(COLOURS), 3)
     narrow = min(size) < NARROW
     places = (3, 5) if narrow else rng.choice(((3, 5), (1, 7)))
-    radii = (0.17, 0.24) if narrow else (0.13, 0.18)
+    room = size[1 if places == (3, 5) else 0] / min(size)  # the way between them as a share of the shorter side
+    radii = min(0.145 * room, 0.22), min(0.175 * room, 0.28)
     things = [
-        pictures.placed(rng, shape, colour, place, *radii)
+        pictures.placed(rng, shape, colour, place, *radii, size=size)
         for shape, colour, place in zip(rng.sample(SHAPES, 2), colours, places, strict=True)
     ]
     words = [f"{a(t['colour'])} {t['shape']} {PLACES[t['place']]}" for t in things]
@@ -86,12 +89,13 @@ def pair(rng: random.Random, size=SIZE) -> dict:
 
 
 def corners(rng: random.Random, size=SIZE) -> dict:
-    """Three or four different shapes in the corners."""
+    """Three or four different shapes in the corners; two in a narrow picture."""
+    if min(size) < NARROW:
+        return pair(rng, size)
     ground, *colours = rng.sample(list(COLOURS), 5)
     places = sorted(rng.sample((0, 2, 6, 8), rng.choice((3, 4))))
-    radii = (0.14, 0.19) if min(size) < NARROW else (0.13, 0.17)
     things = [
-        pictures.placed(rng, shape, colour, place, *radii)
+        pictures.placed(rng, shape, colour, place, 0.15, 0.175, size=size)
         for shape, colour, place in zip(rng.sample(SHAPES, 4), colours, places, strict=False)
     ]
     count = NUMBERS[len(things) - 1]
@@ -117,11 +121,12 @@ def many(rng: random.Random, size=SIZE) -> dict:
     colour, ground = rng.sample(list(COLOURS), 2)
     narrow = min(size) < NARROW
     shape, count = rng.choice(SHAPES), rng.randint(1, 3 if narrow else 5)
-    radii = (0.17, 0.22) if narrow else (0.095, 0.109)
+    dice = not narrow and (min(size) < SIZE[0] or rng.random() < 0.5)
+    radii = (0.2, 0.26) if narrow else (0.13, 0.16) if dice else (0.1, 0.112)
     things = [
-        pictures.placed(rng, shape, colour, place, *radii, pictures.ROOMS) | {"rgb": rgb}
+        pictures.placed(rng, shape, colour, place, *radii, pictures.ROOMS, size) | {"rgb": rgb}
         for rgb in [pictures.paint(rng, colour)]
-        for place in rng.sample((3, 4, 5) if narrow else range(9), count)
+        for place in rng.sample((3, 4, 5) if narrow else DICE if dice else range(9), count)
     ]
     be = "is" if count == 1 else "are"
     names = shape if count == 1 else "crosses" if shape == "cross" else shape + "s"

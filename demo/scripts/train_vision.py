@@ -5,7 +5,7 @@
 DATA_FOLDER: what build_data.py wrote (the text that the checkpoint was trained on). CHECKPOINT_FOLDER: the demo's
 checkpoint. OUT gets a complete checkpoint and metrics.json, OUT-sheet.png pictures to look at. First the tower alone
 (tower.py), then all weights: every step takes one batch of text rows and one of picture rows, so that the text is not
-forgotten. A checkpoint that has a tower already is trained on, all weights at once; the figures then count all runs.
+forgotten. A checkpoint that has a tower already is trained on; the figures then count all runs.
 """
 
 import argparse
@@ -27,45 +27,13 @@ import picture_data  # noqa: E402
 import tower  # noqa: E402
 import train as text  # noqa: E402
 import vision  # noqa: E402
+from captured import Captured  # noqa: E402
 from picture_data import FORMS  # noqa: E402
 from picture_rows import PictureRows  # noqa: E402
 
-KEPT = ("ids", "weights", "where", "patches", "colour", "shape", "place", "middle")
+KEPT = ("ids", "weights", "where", "patches", "colour", "shape", "place", "told")
 NAMED_WEIGHT = 0.3  # of tower.words_loss
 FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
-
-class Captured:
-    """`run()` as a CUDA graph where that works; it adds to the gradients, which have fixed places."""
-
-    def __init__(self, run, device, pool):
-        self.run, self.graph, self.losses = run, None, torch.zeros(4, device=device)
-        if pool is None:
-            return
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._add()
-        torch.cuda.current_stream().wait_stream(side)
-        try:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._add()
-            self.graph = graph
-        except RuntimeError as error:
-            print(f"no CUDA graph, plain calls instead: {str(error).splitlines()[0]}", flush=True)
-            torch.cuda.synchronize()
-
-    def _add(self):
-        with evaluate.autocast(self.losses.device):
-            losses = self.run()
-        losses[0].backward()
-        self.losses.copy_(losses.detach())
-
-    def __call__(self) -> torch.Tensor:
-        self._add() if self.graph is None else self.graph.replay()
-        return self.losses
 
 
 class TextStep:
@@ -101,8 +69,6 @@ class PictureStep:
         seen = self.model.visual(b["patches"], self.grid)
         embedded = self.model.embed_seen(b["ids"], seen, b["where"])
         losses = text.loss_of(self.model, b["ids"], b["weights"], tuple(self.rope), embedded)
-        if self.rows.form.moving:  # a cell may show two things
-            return losses
         named = tower.words_loss(self.model, seen, b, self.words)
         return torch.cat([losses[:1] + NAMED_WEIGHT * named, losses[1:]])
 
@@ -144,6 +110,7 @@ def train(model, words, forms: dict, named: dict, args, device, deadline: float)
     guard, curve, done, names, heard, seen = text.Guard(model), [], 0, list(see), None, None
     started = time.time()
     print(f"ready after {started - args.started:.0f} s", flush=True)
+    torch.set_float32_matmul_precision("high")  # the delta rule's products; its inputs are bfloat16 anyway
     while True:
         progress = done / args.steps if args.steps else (time.time() - started) / max(1.0, deadline - started)
         if progress >= 1 and done:
@@ -164,6 +131,7 @@ def train(model, words, forms: dict, named: dict, args, device, deadline: float)
             shown = "text {:.4f} mtp {:.4f} pictures {:.4f} mtp {:.4f}".format(*values)
             print(f"step {done} {curve[-1][1]} s {shown}", flush=True)
     guard.look([*heard.tolist(), *seen.tolist()], optimizer)
+    torch.set_float32_matmul_precision("highest")
     seconds = time.time() - started
     return {
         "steps": done, "seconds": round(seconds, 1), "text_tokens": done * words.batch * words.data.shape[1],
@@ -180,7 +148,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("checkpoint", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--minutes", type=float, default=7.0, help="from the start of this script to the last step")
-    parser.add_argument("--tower-seconds", type=float, default=60.0, help="of them for a new tower alone")
+    parser.add_argument("--tower-seconds", type=float, default=80.0, help="of them for the tower alone; may be 0")
     parser.add_argument("--pictures", type=int, default=300_000, help="picture rows to write")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--text-rows", type=int, default=48, help="rows of 512 ids a step")
@@ -222,14 +190,19 @@ def measured(model, results: dict, args, device) -> int:
 
 
 def train_tower(model, tokenizer, forms: dict, args, device) -> list:
-    """A new tower alone, on forms in turn."""
-    names = (
-        "square", "wide", "two", "tall", "square", "pair", "wider", "three frames", "square", "taller", "four frames",
-        "flat", "two 4:3", "three frames wide", "four frames wide",
+    """The tower alone, on forms in turn."""
+    order = (
+        "square", "wide", "tall", "two", "square", "wider", "taller", "three frames", "square", "flat", "pair",
+        "square", "wide", "tall", "four frames", "square", "wider", "taller", "two 4:3", "square", "flat",
+        "three frames wide",
     )  # fmt: skip
-    still = [(name, FORMS[name]) for name in names]
-    sources = [(f.rows, f.columns, vision.Grid(f.rows, f.columns, device), forms[n].pairs) for n, f in still]
-    return tower.train(model, tokenizer, sources, args.tower_seconds, args.tower_batch, device)
+    sources = {}
+    for name in dict.fromkeys(order):
+        form = FORMS[name]
+        grid = vision.Grid(form.rows, form.columns, device)
+        sources[name] = (form.rows, form.columns, grid, forms[name].pairs)
+    graph = device.type == "cuda" and not args.no_graph
+    return tower.train(model, tokenizer, sources, order, args.tower_seconds, args.tower_batch, device, graph)
 
 
 def main() -> None:
@@ -249,7 +222,7 @@ def main() -> None:
     forms = {}
     for name, form in FORMS.items():
         forms[name] = PictureRows(built.pop(name), form, args.picture_ids // form.length, writer.pads, device)
-    facts["tower"] = [] if known else train_tower(model, writer.tokenizer, forms, args, device)
+    facts["tower"] = train_tower(model, writer.tokenizer, forms, args, device) if args.tower_seconds else []
     named = tower.word_ids(writer.tokenizer, device)
     facts["training"] = train(model, words, forms, named, args, device, args.started + args.minutes * 60)
     net.round_weights(model)
