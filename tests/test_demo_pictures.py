@@ -133,6 +133,36 @@ def test_a_count_is_the_number_of_middles_in_the_cells(scripts):
     assert middles.tolist() == words
 
 
+def test_a_cell_with_a_middle_shows_the_middles_object_though_a_rings_is_bare(scripts):
+    maker, rng = scripts["pictures"], random.Random(8)
+    ring = maker.thing(rng, "ring", "red", 0.55, 0.6, 0.45)
+    shown = torch.tensor([maker.numbers(maker.plain(rng, "white") | {"objects": [ring]})])
+    _, shares = maker.render(shown, 128, 128)
+    cells, middle = maker.cells(shown, shares), 2 * 4 + 2
+    assert shares[0, 0, 77, 70] == 0 and cells["middle"][0].nonzero().tolist() == [[middle]]
+    assert cells["shape"][0, middle] == maker.SHAPES.index("ring")
+    assert cells["colour"][0, middle] == maker.NAMES.index("red")
+
+
+def test_shapes_of_one_picture_do_not_touch(scripts):
+    """In every form: two at once would look like another shape, or hide a part of one."""
+    for name in ("square", "wide", "taller", "flat"):
+        form = scripts["picture_data"].FORMS[name]
+        size, rng = (form.rows * 16, form.columns * 16), random.Random(9)
+        for make in (scripts["scenes"].pair, scripts["scenes"].corners, scripts["scenes"].many):
+            samples = [scripts["scenes"].still(rng, make, size) for _ in range(6)]
+            rows = torch.tensor([scripts["pictures"].numbers(sample["frames"][0][0]) for sample in samples])
+            _, shares = scripts["pictures"].render(rows, *size)
+            # A later shape takes its share from the ones below it: a full one and the same drawn alone differ then.
+            for row, seen in zip(rows, shares, strict=True):
+                for k in range(scripts["pictures"].OBJECTS):
+                    at = 4 + k * scripts["pictures"].OBJECT_FIELDS
+                    alone = torch.zeros_like(row)
+                    alone[4 : 4 + scripts["pictures"].OBJECT_FIELDS] = row[at : at + scripts["pictures"].OBJECT_FIELDS]
+                    cover = scripts["pictures"].render(alone[None], *size)[1][0, 0]
+                    assert (cover - seen[k]).sum() <= 0.02 * cover.sum(), (name, make.__name__)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_first_and_last_are_the_first_and_last_frames_colours(scripts, count):
     rng, checked = random.Random(count), 0

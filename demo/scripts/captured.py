@@ -1,5 +1,7 @@
 """A training step's forward and backward pass as a CUDA graph: small networks wait for the host otherwise."""
 
+import gc
+
 import evaluate
 import torch
 
@@ -20,6 +22,8 @@ class Captured:
             for _ in range(2):
                 self._add()
         torch.cuda.current_stream().wait_stream(side)
+        gc.collect()  # a graph that is freed while another is captured breaks the capture
+        gc.disable()
         try:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
@@ -28,6 +32,8 @@ class Captured:
         except RuntimeError as error:
             print(f"no CUDA graph, plain calls instead: {str(error).splitlines()[0]}", flush=True)
             torch.cuda.synchronize()
+        finally:
+            gc.enable()
 
     def _add(self):
         with evaluate.autocast(self.losses.device):

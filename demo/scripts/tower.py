@@ -170,6 +170,8 @@ def train(model, tokenizer, sources: dict, order: tuple, seconds: float, batch: 
             shares = right(model, heads, words, sources[name], batch)
             curve.append([step, round(time.time() - started, 1), round(losses[0].item(), 4), shares])
             print(f"tower step {step} {curve[-1][1]} s loss {losses[0].item():.3f} {name} {shares}", flush=True)
+    for each in steps.values():
+        each.call = None  # a step and its graph hold each other: freed here, not while the next graph is captured
     _match_sizes(model, sources[order[0]], batch)
     return curve
 

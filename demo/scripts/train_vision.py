@@ -100,6 +100,7 @@ def train(model, words, forms: dict, named: dict, args, device, deadline: float)
     """Text and pictures together until the deadline (or args.steps)."""
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
+    torch.set_float32_matmul_precision("high")  # the delta rule's products; its inputs are bfloat16 anyway
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" and not args.no_graph else None
     read = TextStep(model, words, device, pool)
     see = {name: PictureStep(model, rows, named, device, pool) for name, rows in forms.items()}
@@ -110,7 +111,6 @@ def train(model, words, forms: dict, named: dict, args, device, deadline: float)
     guard, curve, done, names, heard, seen = text.Guard(model), [], 0, list(see), None, None
     started = time.time()
     print(f"ready after {started - args.started:.0f} s", flush=True)
-    torch.set_float32_matmul_precision("high")  # the delta rule's products; its inputs are bfloat16 anyway
     while True:
         progress = done / args.steps if args.steps else (time.time() - started) / max(1.0, deadline - started)
         if progress >= 1 and done:
@@ -223,6 +223,7 @@ def main() -> None:
     for name, form in FORMS.items():
         forms[name] = PictureRows(built.pop(name), form, args.picture_ids // form.length, writer.pads, device)
     facts["tower"] = train_tower(model, writer.tokenizer, forms, args, device) if args.tower_seconds else []
+    net.save(vision.tensors(model), args.out)  # the tower is not lost, whatever comes
     named = tower.word_ids(writer.tokenizer, device)
     facts["training"] = train(model, words, forms, named, args, device, args.started + args.minutes * 60)
     net.round_weights(model)
