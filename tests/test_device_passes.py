@@ -179,7 +179,7 @@ def test_drafts_from_a_shortlist_give_the_text_too(engine, wanted, settings, mon
 
 @pytest.mark.parametrize("top_k", [40, 0])
 def test_passes_captured_in_memory_taken_before_give_the_text_too(engine, wanted, top_k, monkeypatch):
-    monkeypatch.setattr(arena, "captures_need_arena", lambda: True)
+    monkeypatch.setattr(arena, "captures_need_arena", lambda device: True)
     model = DeviceModel(engine.trunk, engine.mtp_head, capacity=128, vocab=engine.tokenizer.size)
     monkeypatch.setattr(engine, "device_model", model)
     settings = replace(EVERYTHING, top_k=top_k)
