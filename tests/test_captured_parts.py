@@ -30,7 +30,6 @@ CHECKS = (
 def _garbage():
     """Triton's interpreter leaves circles that hold tensors; each capture begins with none. What is there before is not
     looked through again."""
-    gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()
