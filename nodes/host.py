@@ -74,9 +74,9 @@ def make_room(weights, device):
     import comfy.model_management
 
     needed = weights * LOAD_ROOM
-    share = comfy.model_management.get_total_memory(device) * WEIGHT_SHARE
+    share = int(comfy.model_management.get_total_memory(device) * WEIGHT_SHARE)
     comfy.model_management.free_memory(min(needed, share), device)
-    return None if needed <= share else int(share)
+    return None if needed <= share else share
 
 
 def unload(clip=None):
