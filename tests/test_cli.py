@@ -91,7 +91,7 @@ def test_quantize_writes_a_file_that_inspect_reads_and_prints_the_errors(capsys,
     assert "give --tokenizer" in out
     code, out, _ = run(capsys, "inspect", target)
     assert code == 0 and "w6a8" in out and "1 int8" in out and "MTP head: present" in out
-    assert "5,530,648 parameters" in out
+    assert "5,663,352 parameters" in out
     options = ("quantize", "demo-bf16", target, "--format", "int8", "--json", "--overwrite")
     code, out, _ = run(capsys, *options)
     value = json.loads(out)
