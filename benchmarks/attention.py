@@ -40,6 +40,7 @@ FORMS = {
     "kept": {},
     "triton": {"BY_TEXT": False},
     "in-turn": {"TEXT": {"overlapped": False}},
+    "by-warp": {"TEXT": {"by_group": False}},
     "ahead-0": {"AHEAD": 0},
     "ahead-4": {"AHEAD": 4},
     "late": {"EARLY": False},

@@ -14,12 +14,13 @@ from ._attention_ptx import CONSTRAINTS as _CONSTRAINTS
 from ._attention_ptx import extent, program
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
 
-# A text for every (D, groups of 8 columns, bf16 or fp16 queries, whether dependent), then those that
-# benchmarks/attention.py compares.
-FORMS = list(itertools.product((128, 256), range(1, 5), (True, False), (True, False), ({},)))
-FORMS += [(256, 4, True, True, {"overlapped": False})]
-FORMS += [(256, 4, True, True, {"without": x}) for x in (("loads",), ("scores", "sums"), ("loads", "scores", "sums"))]
-FORMS += [(256, 4, True, True, {"stamps": True})]
+# A text for every (D, groups of 8 columns, bf16 or fp16 queries, whether dependent, scores by a group of warps), then
+# those that benchmarks/attention.py compares.
+_TWO = (True, False)
+FORMS = list(itertools.product((128, 256), range(1, 5), _TWO, _TWO, _TWO, ({},)))
+_PARTS = ("loads",), ("scores", "sums"), ("loads", "scores", "sums")
+FORMS += [(256, 4, True, True, True, rest) for rest in ({"overlapped": False}, {"stamps": True})]
+FORMS += [(256, 4, True, True, True, {"without": steps}) for steps in _PARTS]
 PROGRAMS = tl.constexpr(tuple(program(*which, **rest) for *which, rest in FORMS))
 CONSTRAINTS = tl.constexpr(_CONSTRAINTS)
 _ANSWER = "mov.b32 $0, now_length; mov.b32 $1, now_rows; mov.b32 $2, now_end;"
@@ -30,9 +31,9 @@ _ASK = tl.constexpr("mov.b32 $0, 0; prefetch.global.L2 [$1]; prefetch.global.L2 
 _THREAD = tl.constexpr("mov.u32 $0, %tid.x;")
 
 
-def form(dim: int, groups: int, bf16: bool, dependent: bool, **rest) -> int:
+def form(dim: int, groups: int, bf16: bool, dependent: bool, by_group: bool, **rest) -> int:
     """Which text to place: an index into PROGRAMS."""
-    return FORMS.index((dim, groups, bf16, dependent, rest))
+    return FORMS.index((dim, groups, bf16, dependent, by_group, rest))
 
 
 @triton.jit

@@ -12,11 +12,14 @@ waited for, and where it lies is found before the kernels before are.
 Plain Python; kernels/_attention_block_kernel.py has Triton place the text in a kernel.
 """
 
+import struct
+
 from . import attention_control as control
 from ._attention_ptx_tile import WARPS, Tile
 
 POINTERS = ("pk", "pv", "pks", "pvs", "pq", "ppeak", "ptotal", "pacc", "pcounter", "pcontrol")
 NUMBERS = ("start", "stop", "length", "rows", "end", "first", "columns", "take", "group", "inverse", "rowbytes")
+LEAST = -(2.0**100)  # where a maximum starts
 CONSTRAINTS = "=&r," + "l," * len(POINTERS) + ",".join("r" * len(NUMBERS))
 
 
@@ -48,15 +51,18 @@ def extent(pointer: str, cache: str) -> tuple[str, str]:
     )
 
 
-def program(dim: int, groups: int, bf16: bool, dependent: bool, *, overlapped=True, without=(), stamps=False) -> str:
+def program(
+    dim: int, groups: int, bf16: bool, dependent: bool, by_group: bool, *, overlapped=True, without=(), stamps=False
+) -> str:
     """The text for heads of `dim` (128 or 256), 8 `groups` columns and queries in bf16 or fp16.
 
     dependent   waits for the kernels before; if control is another than the operands say it does nothing but return -1
+    by_group    scores by products of four warps together (compute capability 9.0 alone); the bits are the same
     overlapped  three tiles between two barriers; else one step
     stamps      for measuring: leaves the time at each of STAMPS in words 16 block + 16 .. behind the counter
     without     steps left out, for measuring: "loads" after the first tile's, "scores", "weights", "sums"
     """
-    writer = _Block(dim, groups, bf16, dependent, tuple(without), stamps)
+    writer = _Block(dim, groups, bf16, dependent, by_group, tuple(without), stamps)
     writer.prologue()
     (writer.overlapped if overlapped else writer.in_turn)()
     writer.epilogue()
@@ -77,6 +83,16 @@ class _Block(Tile):
         self.op("mov.f32 fzero, 0f00000000;")
         self.reg("b32", "next", "sink")
         self.op("mov.b32 sink, 0;")
+        if self.by_group:
+            # Where the digits lie, 16 bytes of a column side by side, 8 columns of a group, then the groups, then the
+            # next 16 channels: the matrix unit's description of it, in units of 16 bytes.
+            queries = self.reg("b64", *(f"queries_{step}" for step in range(2 * self.j)))
+            self.reg("pred", "none", "some")
+            self.op("setp.ne.u32 none, 0, 0;", "setp.eq.u32 some, 0, 0;", "mov.u32 u, shared_bytes;")
+            self.op("and.b32 u, u, 0x3ffff;", "shr.u32 u, u, 4;", "cvt.u64.u32 queries_0, u;")
+            self.op(f"or.b64 queries_0, queries_0, {8 << 32 | 16 * self.n << 16};")
+            for step, register in enumerate(queries[1:], 1):
+                self.op(f"add.u64 {register}, queries_0, {32 * self.n * step};")
         for i, name in enumerate(POINTERS + NUMBERS, 1):
             kind = self.registers[name] = "b64" if name in POINTERS else "b32"
             self.op(f"mov.{kind} {name}, ${i};")
@@ -123,8 +139,8 @@ class _Block(Tile):
             self.op(found)
         for register in self.by_column("total"):
             self.op(f"mov.f32 {register}, 0f00000000;")
-        for register in self.by_column("peak"):
-            self.op(f"mov.f32 {register}, 0fFF800000;")
+        for register in self.by_column("peak"):  # below all scores and finite: a difference of two infinities is none
+            self.op(f"mov.f32 {register}, {_float(LEAST)};")
         for i in range(2 * self.x):
             for n in range(self.n):
                 self.op(*(f"mov.f32 {register}, 0f00000000;" for register in self.acc(i, n)))
@@ -138,6 +154,9 @@ class _Block(Tile):
             )  # fmt: skip
         self.op("setp.eq.u32 p, tid, 0;", "setp.ne.and.u32 p, take, 0, p;")
         self.op("@p atom.relaxed.gpu.global.add.u32 taken, [pcounter], 1;", "bar.sync 0;")
+        for n in range(self.n):
+            steps = ", ".join(self.by_column("step")[2 * n :][:2])
+            self.op(f"ld.shared.v2.f32 {{{steps}}}, [sa+{self.step_at - self.seen_at + 32 * n}];")
         self.stamp("queries")
 
     def addresses(self):
@@ -180,30 +199,81 @@ class _Block(Tile):
                 self.op(f"@p ld.global.v4.b32 {{{', '.join(four)}}}, [at+{128 * j + 16 * half}];")
 
     def store_queries(self):
-        """Puts the queries into shared memory in fp16 and in the order of the keys, and what columns see."""
+        """Puts the queries' digits into shared memory in the order of the keys, their steps, and what columns see.
+
+        A query is its step, the largest |q| / 32639, times 256 high + low, both int8.
+        """
         done = self.label()
         words = self.reg("b32", *(f"q_{i}" for i in range(8 * self.j)))
-        halves = self.reg("f32", "h0", "h1", "h2", "h3")
-        pairs = self.reg("b32", "b0", "b1", "b2", "b3")
         self.op("add.u32 seenby, seenby, seenlength;", f"@r st.shared.b32 [seenat+{self.seen_at}], seenby;")
-        self.op(f"mad.lo.u32 u, warp, {1024 * self.j}, qa;")
         if self.n < WARPS:
             self.op(f"setp.ge.u32 r, warp, {self.n};", f"@r bra {done};")
+        self.query_steps(words)
+        if self.by_group:  # word v of 64 j + 16 t is what lane t holds of product 2 j + v / 2
+            self.op("mad.lo.u32 u, warp, 128, base;", "mad.lo.u32 u, g, 16, u;", "mad.lo.u32 u, t, 4, u;")
+        else:
+            self.op(f"mad.lo.u32 u, warp, {512 * self.j}, qa;")
         for j in range(self.j):
-            for half in range(2):
-                for pair in range(2):
-                    first, second = words[8 * j + 4 * half + 2 * pair :][:2]
-                    if self.bf16:
-                        for word, (low, high) in ((first, halves[:2]), (second, halves[2:])):
-                            self.op(f"shl.b32 v, {word}, 16;", f"mov.b32 {low}, v;")
-                            self.op(f"and.b32 v, {word}, 0xffff0000;", f"mov.b32 {high}, v;")
-                        self.op(f"cvt.rn.f16x2.f32 {pairs[2 * pair]}, {halves[2]}, {halves[0]};")
-                        self.op(f"cvt.rn.f16x2.f32 {pairs[2 * pair + 1]}, {halves[3]}, {halves[1]};")
-                    else:
-                        self.op(f"prmt.b32 {pairs[2 * pair]}, {first}, {second}, 0x5410;")
-                        self.op(f"prmt.b32 {pairs[2 * pair + 1]}, {first}, {second}, 0x7632;")
-                self.op(f"st.shared.v4.b32 [u+{(2 * j + half) * 512}], {{{', '.join(pairs)}}};")
+            digits = [self.reg("b32", *(f"{name}digits_{v}" for v in range(4))) for name in ("high", "low")]
+            for v in range(4):
+                self.digits(words[8 * j + 2 * v :][:2], digits[0][v], digits[1][v])
+            for digit, four in enumerate(digits):
+                if self.by_group:
+                    at = 128 * self.n * digit + 4 * j * 256 * self.n
+                    self.op(*(f"st.shared.b32 [u+{at + 256 * self.n * v}], {four[v]};" for v in range(4)))
+                else:
+                    at = (digit * self.n * self.j + j) * 512
+                    self.op(f"st.shared.v4.b32 [u+{at}], {{{', '.join(four)}}};")
         self.op(f"{done}:")
+        if self.by_group:
+            self.op("fence.proxy.async.shared::cta;")
+
+    def query_steps(self, words):
+        """`inverse_step` of a lane's column; the step, with what makes bits of a score, into shared memory."""
+        kind = "bf16x2" if self.bf16 else "f16x2"
+        sizes = [self.reg("b32", f"size_{i}") for i in range(len(words))]
+        for size, word in zip(sizes, words, strict=True):
+            self.op(f"abs.{kind} {size}, {word};")
+        while len(sizes) > 1:
+            half = len(sizes) // 2
+            self.op(*(f"max.NaN.{kind} {sizes[i]}, {sizes[i]}, {sizes[i + half]};" for i in range(half)))
+            sizes = sizes[:half]
+        self.reg("f32", "largest", "inverse_step", "other_half")
+        self.halves(sizes[0], "largest", "other_half")
+        self.op("max.NaN.f32 largest, largest, other_half;")
+        for distance in (1, 2):
+            self.op(f"shfl.sync.bfly.b32 other_half, largest, {distance}, 31, 0xffffffff;")
+            self.op("max.NaN.f32 largest, largest, other_half;")
+        self.op(f"max.NaN.f32 largest, largest, {_float(2.0**-100)};", "rcp.approx.ftz.f32 inverse_step, largest;")
+        self.op(f"mul.f32 inverse_step, inverse_step, {_float(32639.0)};")
+        self.op(f"mul.f32 largest, largest, {_float(1.4426950408889634 / self.dim**0.5 / 32639)};")
+        self.op("mad.lo.u32 u, warp, 8, g;", "mad.lo.u32 u, u, 4, base;", "setp.eq.u32 p, t, 0;")
+        self.op(f"@p st.shared.f32 [u+{self.step_at}], largest;")
+
+    def halves(self, word, low, high):
+        """The two numbers of a word of queries as floats."""
+        if self.bf16:
+            self.op(f"shl.b32 v, {word}, 16;", f"mov.b32 {low}, v;")
+            self.op(f"and.b32 v, {word}, 0xffff0000;", f"mov.b32 {high}, v;")
+        else:
+            self.reg("b16", "half_low", "half_high")
+            self.op(f"mov.b32 {{half_low, half_high}}, {word};")
+            self.op(f"cvt.f32.f16 {low}, half_low;", f"cvt.f32.f16 {high}, half_high;")
+
+    def digits(self, pair, high, low):
+        """Four queries' digits, a byte each. Added to 1.5 2^23 a number is rounded and its low bits are an integer's."""
+        numbers = self.reg("f32", *(f"h{i}" for i in range(4)))
+        bits = self.reg("b32", *(f"bits_{i}" for i in range(4)))
+        for i, word in enumerate(pair):
+            self.halves(word, *numbers[2 * i :][:2])
+        for number, word in zip(numbers, bits, strict=True):
+            self.op(f"fma.rn.f32 {number}, {number}, inverse_step, {_float(12582912.0)};", f"mov.b32 {word}, {number};")
+        for target, byte in ((low, 0), (high, 1)):
+            if byte:
+                self.op(*(f"add.u32 {word}, {word}, 128;" for word in bits))
+            self.op(f"prmt.b32 v, {bits[0]}, {bits[1]}, {hex((4 + byte) << 4 | byte)};")
+            self.op(f"prmt.b32 w, {bits[2]}, {bits[3]}, {hex((4 + byte) << 4 | byte)};")
+            self.op(f"prmt.b32 {target}, v, w, 0x5410;")
 
     def in_turn(self):
         again, not_last = self.label(), self.label()
@@ -231,9 +301,13 @@ class _Block(Tile):
         self.op("bar.sync 0;", "setp.eq.u32 r, left, 2;", f"@r bra {end};", f"{again}:")
         self.again = again
         self.sums()
+        if self.by_group:
+            self.ask_scores()
         self.weights()
         self.shrink()
-        self.scores()
+        if not self.by_group:
+            self.ask_scores()
+        self.take_scores()
         self.again = None
         self.op("bar.sync 0;", "sub.u32 left, left, 1;", "setp.gt.u32 r, left, 2;", f"@r bra {again};", f"{end}:")
         self.sums()
@@ -268,6 +342,7 @@ class _Block(Tile):
         )  # fmt: skip
         for i, peak in enumerate(self.by_column("peak")):
             column = 8 * (i // 2) + i % 2
+            self.op(f"setp.eq.f32 p, {peak}, {_float(LEAST)};", f"selp.f32 {peak}, 0fFF800000, {peak}, p;")
             self.op(f"mad.lo.u32 u, t, 2, {column};", "setp.lt.and.u32 p, u, columns, r;")
             self.op(f"@p st.global.f32 [at+{4 * column}], {peak};")
         # Word x of lane g of warp w: (w X + x) 32 + 4 g.
@@ -285,3 +360,7 @@ class _Block(Tile):
             self.op("setp.eq.u32 p, sink, 0x5bd1e995;", "@p st.global.b32 [pcounter], sink;")
         self.stamp("stored")
         self.op("mov.b32 $0, next;")
+
+
+def _float(number):
+    return "0f" + struct.pack(">f", number).hex().upper()

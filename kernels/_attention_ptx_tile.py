@@ -1,17 +1,16 @@
 """The steps of a tile in the PTX of kernels/_attention_ptx.py.
 
-    scores   of a warp's 16 slots, and their maxima, which the warps then exchange
+    scores   of a warp's 16 slots: asked of the matrix unit, then taken, with their maxima, which the warps exchange
     weights  under the running maximum, rounded to fp16, which the warps then exchange
     sums     of a warp's quarter of the channels
 
 Lane 4 g + t holds, of a product of 16 x 8 outputs, rows g and g + 8 and columns 2 t and 2 t + 1. For lane and warp w:
 
-    keys     slots 16 w + g and + 8, channels 64 j + 16 t .. + 15; bytes 0, 2 and bytes 1, 3 of a word are pairs
+    keys     slots 16 w + g and + 8, channels 64 j + 16 t .. + 15, as stored: word v of them is half of the operand of
+             the product 2 j + v / 2 over 32 channels, and the queries' digits lie in that order
     weights  slots 16 s + g and + 8 are a pair; lane t sums over the pairs 2 t and 2 t + 1 of every 16 slots
     sums     channels (D / 4) w + (D / 32) g + 4 x + c of its word x are row g (c even) or g + 8 of product 2 x + c / 2
 """
-
-import struct
 
 WARPS, TILE = 4, 64
 # Where a block's time is taken, the last three for the part's last tile.
@@ -21,8 +20,8 @@ STAMPS = ("ready", "waited", "loads", "queries", "scores", "weights", "sums", "s
 class Tile:
     """Text, names of registers and the steps."""
 
-    def __init__(self, dim, groups, bf16, dependent, without, stamps):
-        self.dim, self.n, self.bf16, self.dependent = dim, groups, bf16, dependent
+    def __init__(self, dim, groups, bf16, dependent, by_group, without, stamps):
+        self.dim, self.n, self.bf16, self.dependent, self.by_group = dim, groups, bf16, dependent, by_group
         self.without, self.stamps = without, stamps
         self.j, self.x = dim // 64, dim // 128
         self.lines, self.registers, self.labels = [], {}, 0
@@ -31,7 +30,8 @@ class Tile:
         self.m_at = self.p_at + 2 * groups * 1024
         self.total_at = self.m_at + 1024
         self.seen_at = self.total_at + 512
-        self.next_at = self.seen_at + 128
+        self.step_at = self.seen_at + 128
+        self.next_at = self.step_at + 128
         self.bytes = self.next_at + 16
 
     def op(self, *lines):
@@ -47,7 +47,7 @@ class Tile:
         return f"AT_{self.labels}"
 
     def text(self):
-        declared = [f".shared .align 16 .b8 shared_bytes[{self.bytes}];"]
+        declared = [f".shared .align 128 .b8 shared_bytes[{self.bytes}];"]
         for kind in dict.fromkeys(self.registers.values()):
             declared.append(f".reg .{kind} " + ", ".join(n for n, k in self.registers.items() if k == kind) + ";")
         return "{\n" + "\n".join(declared + self.lines) + "\n}\n"
@@ -57,6 +57,9 @@ class Tile:
 
     def s(self, n):
         return self.reg("f32", *(f"s_{n}_{c}" for c in range(4)))
+
+    def sum(self, digit, n):
+        return self.reg("b32", *(f"{('high', 'low')[digit]}_{n}_{c}" for c in range(4)))
 
     def key(self, half, j):
         return self.reg("b32", *(f"k_{half}_{j}_{w}" for w in range(4)))
@@ -95,15 +98,16 @@ class Tile:
 
     def pairs(self, target, first, second, selector):
         """Two codes as a pair in fp16, exactly: the bytes code + 128 of 1024 + code + 128, less 1152."""
-        if second is None:
-            self.op(f"mov.b32 {target}, {first};" if selector == 0 else f"shr.u32 {target}, {first}, 8;")
-        else:
-            self.op(f"prmt.b32 {target}, {first}, {second}, {selector};")
+        self.op(f"prmt.b32 {target}, {first}, {second}, {selector};")
         self.op(f"lop3.b32 {target}, {target}, mask, bias, 0x6a;", f"sub.rn.f16x2 {target}, {target}, bias;")
 
     def multiply(self, d, a, b, c):
         names = (", ".join(x) for x in (d, a, b, c))
         self.op("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 " + ", ".join(f"{{{x}}}" for x in names) + ";")
+
+    def multiply_codes(self, d, a, b, c):
+        names = (", ".join(x) for x in (d, a, b, c))
+        self.op("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 " + ", ".join(f"{{{x}}}" for x in names) + ";")
 
     def across(self, values, name, largest):
         """Reduces a lane's columns over the eight lanes g; the register of the one column that is left, as in `mw`."""
@@ -123,29 +127,58 @@ class Tile:
         return values[0]
 
     def scores(self):
-        """Of the next tile, in units of bits and with what their weights' exponents add; and a warp's maxima."""
-        pair = self.reg("b32", "a0", "a1", "a2", "a3")
+        self.ask_scores()
+        self.take_scores()
+
+    def ask_scores(self):
+        """Has the next tile's keys multiplied by both digits of the queries, exactly, in int32.
+
+        By the four warps together on compute capability 9.0, which takes no instructions meanwhile; else by each.
+        """
+        if "scores" in self.without:
+            return
+        keys = [[self.key(half, j) for half in range(2)] for j in range(self.j)]
+        steps = [[keys[j][i % 2][v + i // 2] for i in range(4)] for j in range(self.j) for v in (0, 2)]
+        if self.by_group:
+            sums = ", ".join(register for digit in range(2) for n in range(self.n) for register in self.sum(digit, n))
+            self.op("wgmma.fence.sync.aligned;")
+            for step, words in enumerate(steps):
+                shape = f"m64n{16 * self.n}k32.s32.s8.s8"
+                self.op(
+                    f"wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, {{{', '.join(words)}}}, queries_{step}, "
+                    + ("some;" if step else "none;")
+                )
+            self.op("wgmma.commit_group.sync.aligned;")
+            return
+        for j in range(self.j):
+            for digit, n in ((digit, n) for n in range(self.n) for digit in range(2)):
+                b = self.reg("b32", *(f"b_{digit}_{n}_{i}" for i in range(4)))
+                at = ((digit * self.n + n) * self.j + j) * 512
+                self.op(f"ld.shared.v4.b32 {{{', '.join(b)}}}, [qa+{at}];")
+                for half in range(2):
+                    c = ["zero"] * 4 if j == half == 0 else self.sum(digit, n)
+                    self.multiply_codes(self.sum(digit, n), steps[2 * j + half], b[2 * half :][:2], c)
+
+    def take_scores(self):
+        """In units of bits and with what their weights' exponents add; a warp's maxima. Asks for the keys after."""
+        if self.by_group and "scores" not in self.without:
+            self.op("wgmma.wait_group.sync.aligned 0;")
         self.op("setp.gt.u32 p2, keyleft, 1;", f"add.u64 kptr, kptr, {TILE * self.dim};")
         for j in range(self.j):
-            keys = [self.key(half, j) for half in range(2)]
             if "scores" in self.without:
-                self.keep(keys[0] + keys[1])
-                self.op(*(f"mov.f32 {register}, fzero;" for n in range(self.n) for register in self.s(n)))
-            for word in range(4 if "scores" not in self.without else 0):
-                if word % 2 == 0:
-                    b = [self.reg("b32", *(f"b_{n}_{i}" for i in range(4))) for n in range(self.n)]
-                    for n in range(self.n):
-                        at = ((n * self.j + j) * 2 + word // 2) * 512
-                        self.op(f"ld.shared.v4.b32 {{{', '.join(b[n])}}}, [qa+{at}];")
-                for i in range(4):
-                    self.pairs(pair[i], keys[i % 2][word], None, i // 2)
-                for n in range(self.n):
-                    c = ["fzero"] * 4 if j == word == 0 else self.s(n)
-                    self.multiply(self.s(n), pair, b[n][2 * (word % 2) :][:2], c)
+                self.keep(self.key(0, j) + self.key(1, j))
             if "loads" not in self.without:
                 self.load_keys([j], "@p2 ")
-                self.fence()
+        self.fence()
         self.op("sub.u32 keyleft, keyleft, 1;")
+        for n in range(self.n):
+            for c, s in enumerate(self.s(n)):
+                high, low = self.sum(0, n)[c], self.sum(1, n)[c]
+                if "scores" in self.without:
+                    self.op(f"mov.f32 {s}, fzero;")
+                else:
+                    self.op(f"mad.lo.s32 {low}, {high}, 256, {low};", f"cvt.rn.f32.s32 {s}, {low};")
+                    self.op(f"mul.f32 {s}, {s}, {self.by_column('step')[2 * n + c % 2]};")
         self.scale()
         tops = [self.reg("f32", f"top_{n}_{e}") for n in range(self.n) for e in range(2)]
         for i, top in enumerate(tops):
@@ -155,21 +188,20 @@ class Tile:
 
     def scale(self):
         """Scales the scores and takes out what a column does not see; splits the values' scales."""
-        step = self.reg("f32", "step_0", "step_1")
+        step = self.reg("f32", "ks_0", "ks_1")
         lift, mantissa, inverse = (self.reg("f32", f"{x}_0", f"{x}_1") for x in ("lift", "mantissa", "inverse"))
         for i in range(2):
             self.op(
-                f"mul.f32 step_{i}, ks_{i}, {_float(1.4426950408889634 / self.dim**0.5)};",
                 f"mov.b32 u, vs_{i};", "max.s32 u, u, 0x21800000;", "shr.s32 v, u, 23;", "min.s32 v, v, 253;",
                 "and.b32 u, u, 0x7fffff;", "or.b32 u, u, 0x3f800000;", f"mov.b32 {mantissa[i]}, u;",
                 "sub.s32 u, 254, v;", "shl.b32 u, u, 23;", f"mov.b32 {inverse[i]}, u;",
                 "sub.s32 v, v, 127;", f"cvt.rn.f32.s32 {lift[i]}, v;",
                 f"fma.rn.f32 {lift[i]}, vs_{i}, 0f00000000, {lift[i]};",
             )  # fmt: skip
-        self.load_scales()
         for n in range(self.n):
             for c, s in enumerate(self.s(n)):
                 self.op(f"fma.rn.f32 {s}, {s}, {step[c // 2]}, {lift[c // 2]};")
+        self.load_scales()
         seen, all_seen = self.reg("b32", "seen_0", "seen_1"), self.label()
         self.op(
             "add.u32 tile, tile, 64;", "setp.le.u32 p, tile, length;", "mov.b32 w, slot;", "add.u32 slot, slot, 64;"
@@ -198,21 +230,19 @@ class Tile:
         n, e = divmod(i, 2)
         s_low, s_high = self.s(n)[e], self.s(n)[2 + e]
         m = self.reg("f32", *(f"m_{i}_{warp}" for warp in range(WARPS)))
-        low, high, floor = self.reg("f32", f"low_{i}", f"high_{i}", f"floor_{i}")
-        packed, none = self.reg("b32", f"packed_{i}"), self.reg("pred", f"none_{i}")
+        low, high = self.reg("f32", f"low_{i}", f"high_{i}")
+        packed = self.reg("b32", f"packed_{i}")
         return (
             f"ld.shared.v4.f32 {{{', '.join(m)}}}, [mr+{128 * n + 16 * e}];",
             f"max.f32 {m[0]}, {m[0]}, {m[1]};",
             f"max.f32 {m[2]}, {m[2]}, {m[3]};",
             f"max.f32 {m[0]}, {m[0]}, {m[2]};",
             f"max.f32 {m[0]}, {m[0]}, {peak};",
-            f"setp.eq.f32 {none}, {m[0]}, 0fFF800000;",
-            f"selp.f32 {floor}, 0f00000000, {m[0]}, {none};",
-            f"sub.f32 {low}, {s_low}, {floor};",
-            f"sub.f32 {high}, {s_high}, {floor};",
+            f"sub.f32 {low}, {s_low}, {m[0]};",
+            f"sub.f32 {high}, {s_high}, {m[0]};",
             f"ex2.approx.ftz.f32 {low}, {low};",
             f"ex2.approx.ftz.f32 {high}, {high};",
-            f"sub.f32 {shrink}, {peak}, {floor};",
+            f"sub.f32 {shrink}, {peak}, {m[0]};",
             f"ex2.approx.ftz.f32 {shrink}, {shrink};",
             f"mov.f32 {peak}, {m[0]};",
             f"mul.f32 {total}, {total}, {shrink};",
@@ -280,7 +310,3 @@ class Tile:
     def keep(self, words):
         """Has words be loaded with which nothing else is done."""
         self.op(*(f"xor.b32 sink, sink, {word};" for word in words))
-
-
-def _float(number):
-    return "0f" + struct.pack(">f", number).hex().upper()

@@ -159,12 +159,12 @@ def _takes_text(q, keys) -> bool:
     """Whether parts are those of kernels/_attention_ptx.py: int8 on NVIDIA from compute capability 8.0."""
     numbers = keys.numbers
     fits = numbers.dtype == torch.int8 and numbers.shape[2] >= 128 and q.dtype != torch.float32
-    return BY_TEXT and fits and q.is_cuda and _has_mma(q.device)
+    return BY_TEXT and fits and q.is_cuda and torch.version.hip is None and _capability(q.device)[0] >= 8
 
 
 @cache
-def _has_mma(device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
+def _capability(device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def _parts_by_text(q, keys, values, control, workspace, dependent):
@@ -172,7 +172,8 @@ def _parts_by_text(q, keys, values, control, workspace, dependent):
 
     group, shape, tensors = _common(q, keys, values, control, workspace, dependent)
     rows = _block_rows(group)
-    form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent, **TEXT)
+    rest = {"by_group": _capability(q.device)[0] == 9} | TEXT
+    form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent, **rest)
     _kernel.decode_attention_block_kernel[(workspace.blocks,)](
         *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows, FORM=form, AHEAD=AHEAD, EARLY=EARLY,
         num_warps=4, **shape,
