@@ -39,8 +39,8 @@ TARGETS = {2048: (10, 7), 8192: (14, 11), 32768: (32, 24)}
 FORMS = {
     "kept": {},
     "triton": {"BY_TEXT": False},
-    "in-turn": {"TEXT": {"overlapped": False}},
-    "by-warp": {"TEXT": {"by_group": False}},
+    "direct": {"TEXT": {"staged": False}},
+    "in-turn": {"TEXT": {"staged": False, "overlapped": False}},
     "ahead-0": {"AHEAD": 0},
     "ahead-4": {"AHEAD": 4},
     "late": {"EARLY": False},
@@ -54,6 +54,7 @@ PARTIAL = {
     "stamps": {"TEXT": {"stamps": True}},
     "no-loads": {"TEXT": {"without": ("loads",)}},
     "no-products": {"TEXT": {"without": ("scores", "sums")}},
+    "direct-no-products": {"TEXT": {"staged": False, "without": ("scores", "sums")}},
     "no-loads-no-products": {"TEXT": {"without": ("loads", "scores", "sums")}},
 }
 USED = {name: getattr(kernels, name) for settings in (FORMS | PARTIAL).values() for name in settings}

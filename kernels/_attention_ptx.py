@@ -15,6 +15,7 @@ Plain Python; kernels/_attention_block_kernel.py has Triton place the text in a 
 import struct
 
 from . import attention_control as control
+from ._attention_ptx_ring import ALIGN, Ring
 from ._attention_ptx_tile import WARPS, Tile
 
 POINTERS = ("pk", "pv", "pks", "pvs", "pq", "ppeak", "ptotal", "pacc", "pcounter", "pcontrol")
@@ -52,21 +53,26 @@ def extent(pointer: str, cache: str) -> tuple[str, str]:
 
 
 def program(
-    dim: int, groups: int, bf16: bool, dependent: bool, by_group: bool, *, overlapped=True, without=(), stamps=False
+    dim: int, groups: int, bf16: bool, dependent: bool, staged: bool, *, overlapped=True, without=(), stamps=False
 ) -> str:
     """The text for heads of `dim` (128 or 256), 8 `groups` columns and queries in bf16 or fp16.
 
     dependent   waits for the kernels before; if control is another than the operands say it does nothing but return -1
-    by_group    scores by products of four warps together (compute capability 9.0 alone); the bits are the same
-    overlapped  three tiles between two barriers; else one step
+    staged      as kernels/_attention_ptx_ring.py has it (compute capability 9.0 alone); the bits are the same
+    overlapped  three tiles between two barriers; else one step, which the staged form does not have
     stamps      for measuring: leaves the time at each of STAMPS in words 16 block + 16 .. behind the counter
     without     steps left out, for measuring: "loads" after the first tile's, "scores", "weights", "sums"
     """
-    writer = _Block(dim, groups, bf16, dependent, by_group, tuple(without), stamps)
+    writer = (_StagedBlock if staged else _Block)(dim, groups, bf16, dependent, tuple(without), stamps)
     writer.prologue()
     (writer.overlapped if overlapped else writer.in_turn)()
     writer.epilogue()
     return writer.text()
+
+
+def shared_bytes(dim: int, groups: int) -> int:
+    """What the staged form of a text uses of the shared memory that is reserved at launch."""
+    return _StagedBlock(dim, groups, True, True, (), False).bytes + ALIGN
 
 
 class _Block(Tile):
@@ -83,30 +89,20 @@ class _Block(Tile):
         self.op("mov.f32 fzero, 0f00000000;")
         self.reg("b32", "next", "sink")
         self.op("mov.b32 sink, 0;")
-        if self.by_group:
-            # Where the digits lie, 16 bytes of a column side by side, 8 columns of a group, then the groups, then the
-            # next 16 channels: the matrix unit's description of it, in units of 16 bytes.
-            queries = self.reg("b64", *(f"queries_{step}" for step in range(2 * self.j)))
-            self.reg("pred", "none", "some")
-            self.op("setp.ne.u32 none, 0, 0;", "setp.eq.u32 some, 0, 0;", "mov.u32 u, shared_bytes;")
-            self.op("and.b32 u, u, 0x3ffff;", "shr.u32 u, u, 4;", "cvt.u64.u32 queries_0, u;")
-            self.op(f"or.b64 queries_0, queries_0, {8 << 32 | 16 * self.n << 16};")
-            for step, register in enumerate(queries[1:], 1):
-                self.op(f"add.u64 {register}, queries_0, {32 * self.n * step};")
         for i, name in enumerate(POINTERS + NUMBERS, 1):
             kind = self.registers[name] = "b64" if name in POINTERS else "b32"
             self.op(f"mov.{kind} {name}, ${i};")
         self.op(
             "mov.u32 tid, %tid.x;", "and.b32 lane, tid, 31;", "shr.u32 warp, tid, 5;",
-            "shr.u32 g, lane, 2;", "and.b32 t, lane, 3;", "mov.u32 base, shared_bytes;",
+            "shr.u32 g, lane, 2;", "and.b32 t, lane, 3;",
             "mov.b32 mask, 0x00ff00ff;", "mov.b32 bias, 0x64806480;", "mov.b32 zero, 0;", "mov.b32 other, 0;",
             "sub.u32 left, stop, start;", "add.u32 left, left, 63;", "shr.u32 left, left, 6;",
             "mov.b32 keyleft, left;", "mov.b32 valueleft, left;", "mov.b32 tile, start;",
-            # keys: byte (16 w + g) D + 16 t; values: 2 t D + w D / 4 + g D / 32
+            # keys: byte (16 w + g) D + 16 t; values: t D + w D / 4 + g D / 32
             "mad.lo.u32 u, warp, 16, g;", f"mul.lo.u32 v, u, {self.dim};", "mad.lo.u32 v, t, 16, v;",
             "cvt.u64.u32 at, v;", "add.u64 kptr, pk, at;",
             "add.u32 slot, start, u;", "mul.wide.u32 at, u, 4;", "add.u64 ksptr, pks, at;", "add.u64 vsptr, pvs, at;",
-            f"mul.lo.u32 v, t, {2 * self.dim};", f"mad.lo.u32 v, warp, {self.dim // 4}, v;",
+            f"mul.lo.u32 v, t, {self.dim};", f"mad.lo.u32 v, warp, {self.dim // 4}, v;",
             f"mad.lo.u32 v, g, {self.dim // 32}, v;", "cvt.u64.u32 at, v;", "add.u64 vptr, pv, at;",
             "mov.b32 scaleslot, slot;", "setp.lt.s32 never, length, 0;",
         )  # fmt: skip
@@ -114,6 +110,7 @@ class _Block(Tile):
     def prologue(self):
         """Asks for the first tile, puts queries and what columns see into shared memory."""
         self.operands()
+        self.find_shared()
         self.addresses()
         if self.stamps:
             self.reg("b32", "now")
@@ -125,9 +122,7 @@ class _Block(Tile):
         if self.dependent:
             self.op("griddepcontrol.wait;")
         self.stamp("waited")
-        self.load_keys(range(self.j))
-        self.load_scales()
-        self.load_values(range(4))
+        self.first_loads()
         self.stamp("loads")
         self.op("bar.sync 0;")  # so that no load is put off until after something else has come
         asked, found = extent("pcontrol", "ca")
@@ -153,7 +148,9 @@ class _Block(Tile):
                 "selp.b32 take, 0, take, p;", "selp.b32 columns, 0, columns, p;",
             )  # fmt: skip
         self.op("setp.eq.u32 p, tid, 0;", "setp.ne.and.u32 p, take, 0, p;")
-        self.op("@p atom.relaxed.gpu.global.add.u32 taken, [pcounter], 1;", "bar.sync 0;")
+        self.op("@p atom.relaxed.gpu.global.add.u32 taken, [pcounter], 1;")
+        self.arrived(2)
+        self.op("bar.sync 0;")
         for n in range(self.n):
             steps = ", ".join(self.by_column("step")[2 * n :][:2])
             self.op(f"ld.shared.v2.f32 {{{steps}}}, [sa+{self.step_at - self.seen_at + 32 * n}];")
@@ -162,9 +159,9 @@ class _Block(Tile):
     def addresses(self):
         """Of a lane's words in shared memory, and what turns an address into the one of the other buffer."""
         self.op(
-            "mad.lo.u32 qa, lane, 16, base;",
-            # weights: word (w N + n) 64 + (2 t + e) 8 + g written, (s N + n) 64 + 2 lane read
-            "mad.lo.u32 u, t, 16, g;", f"mad.lo.u32 u, warp, {64 * self.n}, u;", "mad.lo.u32 pw, u, 4, base;",
+            f"add.u32 qa, base, {self.q_at};", "mad.lo.u32 qa, lane, 16, qa;",
+            # weights: word (w N + n) 64 + (2 t + e) 8 + 2 (g mod 4) + g / 4 written, (s N + n) 64 + 2 lane read
+            "and.b32 u, g, 3;", "shr.u32 v, g, 2;", "mad.lo.u32 u, u, 2, v;", "mad.lo.u32 u, t, 16, u;", f"mad.lo.u32 u, warp, {64 * self.n}, u;", "mad.lo.u32 pw, u, 4, base;",
             f"add.u32 pw, pw, {self.p_at};", "mad.lo.u32 pr, lane, 8, base;", f"add.u32 pr, pr, {self.p_at};",
             # maxima: word 4 column + warp; after the reduction lane g holds n = 2 (g % 2) + g / 2 % 2, e = g / 4
             "and.b32 u, g, 1;", "shr.u32 v, g, 1;", "and.b32 v, v, 1;", "mad.lo.u32 u, u, 2, v;", "shr.u32 v, g, 2;",
@@ -209,24 +206,21 @@ class _Block(Tile):
         if self.n < WARPS:
             self.op(f"setp.ge.u32 r, warp, {self.n};", f"@r bra {done};")
         self.query_steps(words)
-        if self.by_group:  # word v of 64 j + 16 t is what lane t holds of product 2 j + v / 2
-            self.op("mad.lo.u32 u, warp, 128, base;", "mad.lo.u32 u, g, 16, u;", "mad.lo.u32 u, t, 4, u;")
-        else:
-            self.op(f"mad.lo.u32 u, warp, {512 * self.j}, qa;")
+        self.find_digits()
         for j in range(self.j):
             digits = [self.reg("b32", *(f"{name}digits_{v}" for v in range(4))) for name in ("high", "low")]
             for v in range(4):
                 self.digits(words[8 * j + 2 * v :][:2], digits[0][v], digits[1][v])
             for digit, four in enumerate(digits):
-                if self.by_group:
-                    at = 128 * self.n * digit + 4 * j * 256 * self.n
-                    self.op(*(f"st.shared.b32 [u+{at + 256 * self.n * v}], {four[v]};" for v in range(4)))
-                else:
-                    at = (digit * self.n * self.j + j) * 512
-                    self.op(f"st.shared.v4.b32 [u+{at}], {{{', '.join(four)}}};")
+                self.op(f"st.shared.v4.b32 [u+{self.digits_at(digit, j)}], {{{', '.join(four)}}};")
         self.op(f"{done}:")
-        if self.by_group:
-            self.op("fence.proxy.async.shared::cta;")
+
+    def find_digits(self):
+        """Where a lane's digits of 64 j + 16 t .. + 15 go, into u, to which `digits_at` is added."""
+        self.op(f"mad.lo.u32 u, warp, {512 * self.j}, qa;")
+
+    def digits_at(self, digit, j):
+        return (digit * self.n * self.j + j) * 512
 
     def query_steps(self, words):
         """`inverse_step` of a lane's column; the step, with what makes bits of a score, into shared memory."""
@@ -293,21 +287,26 @@ class _Block(Tile):
     def overlapped(self):
         last, again, end = self.label(), self.label(), self.label()
         self.scores()
+        self.arrived(1)
         self.op("bar.sync 0;")
         self.stamp("scores")
         self.weights()
         self.op("setp.eq.u32 r, left, 1;", f"@r bra {last};")
+        self.request()
         self.scores()
+        self.arrived(1)
         self.op("bar.sync 0;", "setp.eq.u32 r, left, 2;", f"@r bra {end};", f"{again}:")
         self.again = again
+        self.request()
         self.sums()
-        if self.by_group:
+        if self.asks_early:
             self.ask_scores()
         self.weights()
         self.shrink()
-        if not self.by_group:
+        if not self.asks_early:
             self.ask_scores()
         self.take_scores()
+        self.arrived(1)
         self.again = None
         self.op("bar.sync 0;", "sub.u32 left, left, 1;", "setp.gt.u32 r, left, 2;", f"@r bra {again};", f"{end}:")
         self.sums()
@@ -315,6 +314,7 @@ class _Block(Tile):
         self.shrink()
         self.op(f"{last}:")
         self.leave_totals()
+        self.arrived(0)
         self.op("bar.sync 0;")
         self.stamp("weights")
         self.sums()
@@ -360,6 +360,10 @@ class _Block(Tile):
             self.op("setp.eq.u32 p, sink, 0x5bd1e995;", "@p st.global.b32 [pcounter], sink;")
         self.stamp("stored")
         self.op("mov.b32 $0, next;")
+
+
+class _StagedBlock(Ring, _Block):
+    """With keys and values on their way to shared memory."""
 
 
 def _float(number):

@@ -1,6 +1,6 @@
 """The steps of a tile in the PTX of kernels/_attention_ptx.py.
 
-    scores   of a warp's 16 slots: asked of the matrix unit, then taken, with their maxima, which the warps exchange
+    scores   of a warp's 16 slots: products, then what is made of them, and their maxima, which the warps exchange
     weights  under the running maximum, rounded to fp16, which the warps then exchange
     sums     of a warp's quarter of the channels
 
@@ -8,7 +8,7 @@ Lane 4 g + t holds, of a product of 16 x 8 outputs, rows g and g + 8 and columns
 
     keys     slots 16 w + g and + 8, channels 64 j + 16 t .. + 15, as stored: word v of them is half of the operand of
              the product 2 j + v / 2 over 32 channels, and the queries' digits lie in that order
-    weights  slots 16 s + g and + 8 are a pair; lane t sums over the pairs 2 t and 2 t + 1 of every 16 slots
+    weights  slots 16 s + g and + 8 are a pair; lane t sums over the pairs t and t + 4 of every 16 slots
     sums     channels (D / 4) w + (D / 32) g + 4 x + c of its word x are row g (c even) or g + 8 of product 2 x + c / 2
 """
 
@@ -20,19 +20,26 @@ STAMPS = ("ready", "waited", "loads", "queries", "scores", "weights", "sums", "s
 class Tile:
     """Text, names of registers and the steps."""
 
-    def __init__(self, dim, groups, bf16, dependent, by_group, without, stamps):
-        self.dim, self.n, self.bf16, self.dependent, self.by_group = dim, groups, bf16, dependent, by_group
+    def __init__(self, dim, groups, bf16, dependent, without, stamps):
+        self.dim, self.n, self.bf16, self.dependent = dim, groups, bf16, dependent
         self.without, self.stamps = without, stamps
         self.j, self.x = dim // 64, dim // 128
         self.lines, self.registers, self.labels = [], {}, 0
         self.again = None
-        self.p_at = groups * dim * 16
+        self.q_at = self.bytes_before_queries
+        self.p_at = self.q_at + self.query_bytes
         self.m_at = self.p_at + 2 * groups * 1024
         self.total_at = self.m_at + 1024
         self.seen_at = self.total_at + 512
         self.step_at = self.seen_at + 128
         self.next_at = self.step_at + 128
         self.bytes = self.next_at + 16
+
+    bytes_before_queries = 0
+
+    @property
+    def query_bytes(self):
+        return 16 * self.n * self.dim
 
     def op(self, *lines):
         self.lines += lines
@@ -47,10 +54,18 @@ class Tile:
         return f"AT_{self.labels}"
 
     def text(self):
-        declared = [f".shared .align 128 .b8 shared_bytes[{self.bytes}];"]
+        declared = self.shared()
         for kind in dict.fromkeys(self.registers.values()):
             declared.append(f".reg .{kind} " + ", ".join(n for n, k in self.registers.items() if k == kind) + ";")
         return "{\n" + "\n".join(declared + self.lines) + "\n}\n"
+
+    def shared(self):
+        """Declares shared memory."""
+        return [f".shared .align 128 .b8 shared_bytes[{self.bytes}];"]
+
+    def find_shared(self):
+        """Where it is, into `base`."""
+        self.op("mov.u32 base, shared_bytes;")
 
     def acc(self, i, n):
         return self.reg("f32", *(f"acc_{i}_{n}_{c}" for c in range(4)))
@@ -71,6 +86,20 @@ class Tile:
         """A float for each of a lane's columns."""
         return [self.reg("f32", f"{name}_{n}_{e}") for n in range(self.n) for e in range(2)]
 
+    asks_early = False  # whether products go on while a warp works on something else
+
+    def first_loads(self):
+        """Asks for the first tile."""
+        self.load_keys(range(self.j))
+        self.load_scales()
+        self.load_values(range(4))
+
+    def request(self):
+        """Asks for more, where that is not done as soon as registers are free."""
+
+    def arrived(self, pending):
+        """Waits until all but the last `pending` requests are in shared memory, of a warp's own."""
+
     def flip(self, name):
         self.op(f"sub.u32 {name}, {name}2, {name};")
 
@@ -82,7 +111,7 @@ class Tile:
 
     def load_values(self, steps, guard=""):
         for s in steps:
-            for r, row in enumerate((0, 8, 1, 9)):
+            for r, row in enumerate((0, 8, 4, 12)):
                 words, at = self.value(s, r), (16 * s + row) * self.dim
                 kind = f"v{self.x}.b32" if self.x > 1 else "b32"
                 self.op(f"{guard}ld.global.L1::no_allocate.{kind} {{{', '.join(words)}}}, [vptr+{at}];")
@@ -131,46 +160,33 @@ class Tile:
         self.take_scores()
 
     def ask_scores(self):
-        """Has the next tile's keys multiplied by both digits of the queries, exactly, in int32.
-
-        By the four warps together on compute capability 9.0, which takes no instructions meanwhile; else by each.
-        """
-        if "scores" in self.without:
-            return
-        keys = [[self.key(half, j) for half in range(2)] for j in range(self.j)]
-        steps = [[keys[j][i % 2][v + i // 2] for i in range(4)] for j in range(self.j) for v in (0, 2)]
-        if self.by_group:
-            sums = ", ".join(register for digit in range(2) for n in range(self.n) for register in self.sum(digit, n))
-            self.op("wgmma.fence.sync.aligned;")
-            for step, words in enumerate(steps):
-                shape = f"m64n{16 * self.n}k32.s32.s8.s8"
-                self.op(
-                    f"wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, {{{', '.join(words)}}}, queries_{step}, "
-                    + ("some;" if step else "none;")
-                )
-            self.op("wgmma.commit_group.sync.aligned;")
-            return
+        """Multiplies the next tile's keys by both digits of the queries, exactly, in int32. Asks for the keys after."""
+        self.op("setp.gt.u32 p2, keyleft, 1;", f"add.u64 kptr, kptr, {TILE * self.dim};")
         for j in range(self.j):
-            for digit, n in ((digit, n) for n in range(self.n) for digit in range(2)):
+            keys = [self.key(half, j) for half in range(2)]
+            if "scores" in self.without:
+                self.keep(keys[0] + keys[1])
+            else:
+                self.multiply_queries(j, keys)
+            if "loads" not in self.without:
+                self.load_keys([j], "@p2 ")
+                self.fence()
+        self.op("sub.u32 keyleft, keyleft, 1;")
+
+    def multiply_queries(self, j, keys):
+        """Two products over 64 channels for every digit and group of columns."""
+        operands = [[keys[i % 2][v + i // 2] for i in range(4)] for v in (0, 2)]
+        for n in range(self.n):
+            for digit in range(2):
                 b = self.reg("b32", *(f"b_{digit}_{n}_{i}" for i in range(4)))
                 at = ((digit * self.n + n) * self.j + j) * 512
                 self.op(f"ld.shared.v4.b32 {{{', '.join(b)}}}, [qa+{at}];")
-                for half in range(2):
+                for half, words in enumerate(operands):
                     c = ["zero"] * 4 if j == half == 0 else self.sum(digit, n)
-                    self.multiply_codes(self.sum(digit, n), steps[2 * j + half], b[2 * half :][:2], c)
+                    self.multiply_codes(self.sum(digit, n), words, b[2 * half :][:2], c)
 
     def take_scores(self):
-        """In units of bits and with what their weights' exponents add; a warp's maxima. Asks for the keys after."""
-        if self.by_group and "scores" not in self.without:
-            self.op("wgmma.wait_group.sync.aligned 0;")
-        self.op("setp.gt.u32 p2, keyleft, 1;", f"add.u64 kptr, kptr, {TILE * self.dim};")
-        for j in range(self.j):
-            if "scores" in self.without:
-                self.keep(self.key(0, j) + self.key(1, j))
-            if "loads" not in self.without:
-                self.load_keys([j], "@p2 ")
-        self.fence()
-        self.op("sub.u32 keyleft, keyleft, 1;")
+        """In units of bits and with what their weights' exponents add; a warp's maxima."""
         for n in range(self.n):
             for c, s in enumerate(self.s(n)):
                 high, low = self.sum(0, n)[c], self.sum(1, n)[c]
@@ -274,18 +290,30 @@ class Tile:
 
     def sums(self):
         """Adds the tile whose weights all warps have left."""
-        self.op("setp.gt.u32 p2, valueleft, 1;", f"add.u64 vptr, vptr, {TILE * self.dim};")
+        self.begin_values()
         for s in range(4):
-            rows = [self.value(s, r) for r in range(4)]
+            rows = self.values(s)
             if "sums" in self.without:
                 self.keep([word for row in rows for word in row])
             else:
                 self.add_products(s, rows)
-            if "loads" not in self.without:
-                self.load_values([s], "@p2 ")
-                self.fence()
-        self.op("sub.u32 valueleft, valueleft, 1;")
+            self.next_values(s)
         self.flip("pr")
+
+    def begin_values(self):
+        """p2: whether a tile follows, to which vptr is moved on."""
+        self.op("setp.gt.u32 p2, valueleft, 1;", f"add.u64 vptr, vptr, {TILE * self.dim};")
+        self.op("sub.u32 valueleft, valueleft, 1;")
+
+    def values(self, s):
+        """A lane's words of 16 slots: of slots t, t + 8, t + 4 and t + 12."""
+        return [self.value(s, r) for r in range(4)]
+
+    def next_values(self, s):
+        """Asks for the same slots of the next tile, of which p2 says whether there is one."""
+        if "loads" not in self.without:
+            self.load_values([s], "@p2 ")
+            self.fence()
 
     def add_products(self, s, rows):
         """Of 16 slots, whose values these are."""

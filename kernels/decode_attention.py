@@ -172,11 +172,11 @@ def _parts_by_text(q, keys, values, control, workspace, dependent):
 
     group, shape, tensors = _common(q, keys, values, control, workspace, dependent)
     rows = _block_rows(group)
-    rest = {"by_group": _capability(q.device)[0] == 9} | TEXT
+    rest = {"staged": _capability(q.device)[0] == 9} | TEXT
     form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent, **rest)
     _kernel.decode_attention_block_kernel[(workspace.blocks,)](
         *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows, FORM=form, AHEAD=AHEAD, EARLY=EARLY,
-        num_warps=4, **shape,
+        SHARED_TILES=_kernel.shared_tiles(form), num_warps=4, **shape,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 LANES = np.arange(128)
+SHARED = {"shared_bytes": 0, "global_smem": 1040}  # where it lies: reserved at launch, its address is a multiple of 16
 
 
 def _mma(d, a, b, c):
@@ -65,7 +66,7 @@ class Machine:
 
     def __init__(self, text: str, memory: np.ndarray, operands: dict[str, int]):
         self.memory, self.registers, self.output = memory, {}, None
-        self.shared = np.full(65536, 0xFF, np.uint8)
+        self.shared = np.full(131072, 0xFF, np.uint8)
         self.operands, self.count = operands, 0
         self.code, self.labels = [], {}
         for piece in text.strip().strip("{}").replace("\n", " ").split(";"):
@@ -85,8 +86,8 @@ class Machine:
             return value.view(kind) if value.dtype.itemsize == np.dtype(kind).itemsize else value.astype(kind)
         if name in ("%tid.x", "%laneid"):
             return (LANES % (32 if name == "%laneid" else 128)).astype(np.uint32)
-        if name == "shared_bytes":
-            return np.zeros(128, np.uint32)
+        if name in SHARED:
+            return np.full(128, SHARED[name], np.uint32)
         if name.startswith("$"):
             return np.full(128, self.operands[name], np.uint64).astype(kind)
         if name.startswith("0f"):
@@ -144,6 +145,10 @@ class Machine:
             return self.move(name, "shared" in parts, names, mask)
         if name in ("bar", "griddepcontrol", "fence"):
             return None
+        if name == "cp":  # done at once
+            return self.copy(names, mask) if len(names) == 3 else None
+        if name == "ldmatrix":
+            return self.load_matrices(names)
         if name == "wgmma":
             return self.group_product(parts, names) if parts[1] == "mma_async" else None
         if op.startswith("mma.sync.aligned.m16n8k32"):
@@ -205,7 +210,7 @@ class Machine:
         values = [self.get(x, kind) for x in args]
         functions = {
             "mov": lambda a: a.copy(), "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-            "mad": lambda a, b, c: a * b + c, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
+            "mad": lambda a, b, c: a * b + c, "and": lambda a, b: a & b, "xor": lambda a, b: a ^ b, "or": lambda a, b: a | b,
             "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b, "ex2": lambda a: np.exp2(a),
             "max": np.maximum if "NaN" in parts else np.fmax if kind is np.float32 else np.maximum, "min": np.minimum,
             "rcp": lambda a: 1 / a,
@@ -226,6 +231,20 @@ class Machine:
         out = _columns(_code_rows([self.get(x) for x in a]) @ right)
         for register, value in zip(d, out, strict=True):
             self.put(register, value + (self.get(register) if self.registers[names[3]][0] else 0), None)
+
+    def copy(self, names, mask):
+        """16 bytes of a thread from memory to shared memory."""
+        to, source = (self.address(name) for name in names[:2])
+        for thread in LANES if mask is None else np.flatnonzero(mask):
+            assert to[thread] % 16 == source[thread] % 16 == 0
+            self.shared[to[thread] :][:16] = self.memory[source[thread] :][:16]
+
+    def load_matrices(self, names):
+        """Four matrices of 8 rows of 16 bytes, lanes 8 m .. + 7 of a warp having the addresses of the m-th one's rows."""
+        at = self.address(names[1]).reshape(4, 4, 8)
+        for m, register in enumerate(names[0].strip("{}").split(",")):
+            rows = self.shared[at[:, m, :, None] + np.arange(16)].copy().view(np.uint32)  # [warp, row, word]
+            self.put(register.strip(), rows.reshape(128), None)
 
     def compare(self, parts, args, kind):
         a, b = self.get(args[0], kind), self.get(args[1], kind)

@@ -82,13 +82,15 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("by_group", [False, True])
-@pytest.mark.parametrize("dim,group,rows,start,stop,length,rest", CASES)
-def test_a_part_is_what_attention_over_it_is(dim, group, rows, start, stop, length, rest, by_group):
+CASES = [(*case, staged) for case in CASES for staged in (False, True) if not (staged and "overlapped" in case[-1])]
+
+
+@pytest.mark.parametrize("dim,group,rows,start,stop,length,rest,staged", CASES)
+def test_a_part_is_what_attention_over_it_is(dim, group, rows, start, stop, length, rest, staged):
     bf16 = rest.pop("bf16", True) if (rest := dict(rest)) else True
     part = Part(dim, group, rows, start=start, stop=stop, length=length, bf16=bf16)
     groups = -(-rows * group // 8) if group == 6 else group
-    machine = Machine(program(dim, groups, bf16, True, by_group, **rest), part.memory, part.operands)
+    machine = Machine(program(dim, groups, bf16, True, staged, **rest), part.memory, part.operands)
     assert set(machine.run()) == {41} and part.array("pcounter")[0] == 42
     sums = np.empty((8 * group, dim), np.float32)
     sums[:, channels(dim)] = part.array("pacc")
@@ -114,12 +116,22 @@ def test_nothing_is_stored_or_counted_where_control_is_another_than_expected():
     assert set(machine.run()) == {2**32 - 1} and np.array_equal(part.memory, before)
 
 
-@pytest.mark.parametrize("overlapped", [True, False])
-def test_a_row_has_the_same_bits_alone_as_beside_rows_that_see_one_more_tile(overlapped):
+@pytest.mark.parametrize("staged,overlapped", [(True, True), (False, True), (False, False)])
+def test_a_row_has_the_same_bits_alone_as_beside_rows_that_see_one_more_tile(staged, overlapped):
     together = Part(128, 2, 8, start=64, stop=256, length=126)  # row 3 sees a slot of the second tile
     alone = Part(128, 2, 1, start=64, stop=256, length=126)
     assert together.stop > 128 > alone.stop
     for part in (together, alone):
-        Machine(program(128, 2, True, True, overlapped, overlapped=overlapped), part.memory, part.operands).run()
+        Machine(program(128, 2, True, True, staged, overlapped=overlapped), part.memory, part.operands).run()
     for name in ("ppeak", "ptotal", "pacc"):
         assert np.array_equal(together.array(name)[:2] + np.float32(0), alone.array(name)[:2] + np.float32(0))
+
+
+@pytest.mark.parametrize("length", [60, 127, 250, 400])  # one, two, four and seven tiles
+def test_the_staged_form_has_the_bits_of_the_other(length):
+    """More tiles than its rings hold among them."""
+    parts = [Part(128, 4, 8, start=0, stop=512, length=length) for _ in range(2)]
+    for part, staged in zip(parts, (True, False), strict=True):
+        Machine(program(128, 4, True, True, staged), part.memory, part.operands).run()
+    for name in ("ppeak", "ptotal", "pacc"):
+        assert np.array_equal(*(part.array(name) for part in parts))
