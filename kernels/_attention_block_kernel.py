@@ -19,7 +19,8 @@ from ._dependent_launch import gdc_launch_dependents, gdc_wait
 _TWO = (True, False)
 FORMS = list(itertools.product((128, 256), range(1, 5), _TWO, _TWO, _TWO, ({},)))
 _PARTS = ("loads",), ("scores", "sums"), ("loads", "scores", "sums")
-FORMS += [(256, 4, True, True, False, {"overlapped": False}), (256, 4, True, True, True, {"stamps": True})]
+FORMS += [(256, 4, True, True, False, {"overlapped": False})]
+FORMS += [(256, 4, True, True, staged, {"stamps": True}) for staged in _TWO]
 FORMS += [(256, 4, True, True, staged, {"without": steps}) for steps in _PARTS for staged in _TWO]
 PROGRAMS = tl.constexpr(tuple(program(*which, **rest) for *which, rest in FORMS))
 CONSTRAINTS = tl.constexpr(_CONSTRAINTS)

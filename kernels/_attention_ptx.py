@@ -297,18 +297,26 @@ class _Block(Tile):
         self.arrived(1)
         self.op("bar.sync 0;", "setp.eq.u32 r, left, 2;", f"@r bra {end};", f"{again}:")
         self.again = again
+        self.stamp("begun")
         self.request()
+        self.stamp("requested")
         self.sums()
+        self.stamp("summed")
         if self.asks_early:
             self.ask_scores()
+        self.stamp("asked")
         self.weights()
         self.shrink()
+        self.stamp("weighed")
         if not self.asks_early:
             self.ask_scores()
         self.take_scores()
+        self.stamp("taken")
         self.arrived(1)
         self.again = None
-        self.op("bar.sync 0;", "sub.u32 left, left, 1;", "setp.gt.u32 r, left, 2;", f"@r bra {again};", f"{end}:")
+        self.op("bar.sync 0;")
+        self.stamp("met")
+        self.op("sub.u32 left, left, 1;", "setp.gt.u32 r, left, 2;", f"@r bra {again};", f"{end}:")
         self.sums()
         self.weights()
         self.shrink()

@@ -13,8 +13,10 @@ Lane 4 g + t holds, of a product of 16 x 8 outputs, rows g and g + 8 and columns
 """
 
 WARPS, TILE = 4, 64
-# Where a block's time is taken, the last three for the part's last tile.
+# Where a block's time is taken in nanoseconds, the last three for the part's last tile; and, in cycles, where that of a
+# turn of the loop is taken, the last one's staying.
 STAMPS = ("ready", "waited", "loads", "queries", "scores", "weights", "sums", "stored")
+TURN_STAMPS = ("begun", "requested", "summed", "asked", "weighed", "taken", "met")
 
 
 class Tile:
@@ -330,10 +332,10 @@ class Tile:
                 self.multiply(self.acc(i, n), a, b[n], self.acc(i, n))
 
     def stamp(self, name):
-        """Leaves the time in nanoseconds, where that is asked for."""
+        """Leaves the time, where that is asked for."""
         if self.stamps:
-            self.op("mov.u32 now, %globaltimer_lo;")
-            self.op(f"@stamping st.volatile.global.b32 [stampat+{4 * STAMPS.index(name)}], now;")
+            self.op(f"mov.u32 now, {'%globaltimer_lo' if name in STAMPS else '%clock'};")
+            self.op(f"@stamping st.volatile.global.b32 [stampat+{4 * (STAMPS + TURN_STAMPS).index(name)}], now;")
 
     def keep(self, words):
         """Has words be loaded with which nothing else is done."""
