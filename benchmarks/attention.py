@@ -52,7 +52,6 @@ FORMS = {
 # Times of a block's steps; and wrong on purpose, without the loads after a part's first tile, products or both.
 PARTIAL = {
     "stamps": {"TEXT": {"stamps": True}},
-    "direct-stamps": {"TEXT": {"staged": False, "stamps": True}},
     "no-loads": {"TEXT": {"without": ("loads",)}},
     "no-products": {"TEXT": {"without": ("scores", "sums")}},
     "direct-no-products": {"TEXT": {"staged": False, "without": ("scores", "sums")}},
@@ -187,9 +186,11 @@ def timeline(shape: str, length: int, form: str) -> dict:
     words = words[16:].view(-1, 16).cpu().long()
     stamps, turns = words.split((len(STAMPS), 16 - len(STAMPS)), 1)
     stamps = stamps[stamps[:, -1] != 0]
+    names = [name for i, name in enumerate(STAMPS) if stamps[:, i].any()]
+    stamps = stamps[:, [STAMPS.index(name) for name in names]]
     times = ((stamps - stamps[:, 1].min()) / 1e3).sort(0).values
     found = {
-        name: [round(float(x), 2) for x in (times[len(times) // 2, i], times[-1, i])] for i, name in enumerate(STAMPS)
+        name: [round(float(x), 2) for x in (times[len(times) // 2, i], times[-1, i])] for i, name in enumerate(names)
     }
     turns = turns[turns[:, len(TURN_STAMPS) - 1] != 0]
     steps = turns.diff(dim=1) % 2**32

@@ -20,7 +20,7 @@ _TWO = (True, False)
 FORMS = list(itertools.product((128, 256), range(1, 5), _TWO, _TWO, _TWO, ({},)))
 _PARTS = ("loads",), ("scores", "sums"), ("loads", "scores", "sums")
 FORMS += [(256, 4, True, True, False, {"overlapped": False})]
-FORMS += [(256, 4, True, True, staged, {"stamps": True}) for staged in _TWO]
+FORMS += [(256, 4, True, True, True, {"stamps": True})]
 FORMS += [(256, 4, True, True, staged, {"without": steps}) for steps in _PARTS for staged in _TWO]
 PROGRAMS = tl.constexpr(tuple(program(*which, **rest) for *which, rest in FORMS))
 CONSTRAINTS = tl.constexpr(_CONSTRAINTS)
@@ -37,10 +37,15 @@ def form(dim: int, groups: int, bf16: bool, dependent: bool, staged: bool, **res
     return FORMS.index((dim, groups, bf16, dependent, staged, rest))
 
 
-def shared_tiles(form: int) -> int:
-    """How much a text uses of the shared memory that is reserved at launch, in units of 8 KiB."""
+def form_bytes(form: int) -> int:
+    """What a text uses of the shared memory that is reserved at launch."""
     dim, groups, *_, staged, _ = FORMS[form]
-    return -(-shared_bytes(dim, groups) // 8192) if staged else 0
+    return shared_bytes(dim, groups) if staged else 0
+
+
+def placed(form: int) -> dict[str, int]:
+    """The kernel's arguments for a form."""
+    return {"FORM": form, "SHARED_TILES": -(-form_bytes(form) // 8192)}
 
 
 @triton.jit

@@ -59,13 +59,13 @@ def program(
 
     dependent   waits for the kernels before; if control is another than the operands say it does nothing but return -1
     staged      as kernels/_attention_ptx_ring.py has it (compute capability 9.0 alone); the bits are the same
-    overlapped  three tiles between two barriers; else one step, which the staged form does not have
+    overlapped  three tiles between two barriers; else one step. The staged form has none of it
     stamps      for measuring: leaves the time at each of STAMPS in words 16 block + 16 .. behind the counter
     without     steps left out, for measuring: "loads" after the first tile's, "scores", "weights", "sums"
     """
     writer = (_StagedBlock if staged else _Block)(dim, groups, bf16, dependent, tuple(without), stamps)
     writer.prologue()
-    (writer.overlapped if overlapped else writer.in_turn)()
+    (writer.turns if staged else writer.overlapped if overlapped else writer.in_turn)()
     writer.epilogue()
     return writer.text()
 
@@ -161,7 +161,8 @@ class _Block(Tile):
         self.op(
             f"add.u32 qa, base, {self.q_at};", "mad.lo.u32 qa, lane, 16, qa;",
             # weights: word (w N + n) 64 + (2 t + e) 8 + 2 (g mod 4) + g / 4 written, (s N + n) 64 + 2 lane read
-            "and.b32 u, g, 3;", "shr.u32 v, g, 2;", "mad.lo.u32 u, u, 2, v;", "mad.lo.u32 u, t, 16, u;", f"mad.lo.u32 u, warp, {64 * self.n}, u;", "mad.lo.u32 pw, u, 4, base;",
+            "and.b32 u, g, 3;", "shr.u32 v, g, 2;", "mad.lo.u32 u, u, 2, v;", "mad.lo.u32 u, t, 16, u;",
+            f"mad.lo.u32 u, warp, {64 * self.n}, u;", "mad.lo.u32 pw, u, 4, base;",
             f"add.u32 pw, pw, {self.p_at};", "mad.lo.u32 pr, lane, 8, base;", f"add.u32 pr, pr, {self.p_at};",
             # maxima: word 4 column + warp; after the reduction lane g holds n = 2 (g % 2) + g / 2 % 2, e = g / 4
             "and.b32 u, g, 1;", "shr.u32 v, g, 1;", "and.b32 v, v, 1;", "mad.lo.u32 u, u, 2, v;", "shr.u32 v, g, 2;",
@@ -255,7 +256,7 @@ class _Block(Tile):
             self.op(f"cvt.f32.f16 {low}, half_low;", f"cvt.f32.f16 {high}, half_high;")
 
     def digits(self, pair, high, low):
-        """Four queries' digits, a byte each. Added to 1.5 2^23 a number is rounded and its low bits are an integer's."""
+        """Four queries' digits, a byte each. Added to 1.5 2^23 a number is rounded; its low bits are an integer's."""
         numbers = self.reg("f32", *(f"h{i}" for i in range(4)))
         bits = self.reg("b32", *(f"bits_{i}" for i in range(4)))
         for i, word in enumerate(pair):
@@ -287,42 +288,24 @@ class _Block(Tile):
     def overlapped(self):
         last, again, end = self.label(), self.label(), self.label()
         self.scores()
-        self.arrived(1)
         self.op("bar.sync 0;")
         self.stamp("scores")
         self.weights()
         self.op("setp.eq.u32 r, left, 1;", f"@r bra {last};")
-        self.request()
         self.scores()
-        self.arrived(1)
         self.op("bar.sync 0;", "setp.eq.u32 r, left, 2;", f"@r bra {end};", f"{again}:")
         self.again = again
-        self.stamp("begun")
-        self.request()
-        self.stamp("requested")
         self.sums()
-        self.stamp("summed")
-        if self.asks_early:
-            self.ask_scores()
-        self.stamp("asked")
         self.weights()
         self.shrink()
-        self.stamp("weighed")
-        if not self.asks_early:
-            self.ask_scores()
-        self.take_scores()
-        self.stamp("taken")
-        self.arrived(1)
+        self.scores()
         self.again = None
-        self.op("bar.sync 0;")
-        self.stamp("met")
-        self.op("sub.u32 left, left, 1;", "setp.gt.u32 r, left, 2;", f"@r bra {again};", f"{end}:")
+        self.op("bar.sync 0;", "sub.u32 left, left, 1;", "setp.gt.u32 r, left, 2;", f"@r bra {again};", f"{end}:")
         self.sums()
         self.weights()
         self.shrink()
         self.op(f"{last}:")
         self.leave_totals()
-        self.arrived(0)
         self.op("bar.sync 0;")
         self.stamp("weights")
         self.sums()

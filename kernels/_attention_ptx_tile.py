@@ -16,7 +16,7 @@ WARPS, TILE = 4, 64
 # Where a block's time is taken in nanoseconds, the last three for the part's last tile; and, in cycles, where that of a
 # turn of the loop is taken, the last one's staying.
 STAMPS = ("ready", "waited", "loads", "queries", "scores", "weights", "sums", "stored")
-TURN_STAMPS = ("begun", "requested", "summed", "asked", "weighed", "taken", "met")
+TURN_STAMPS = ("begun", "taken", "requested", "asked", "weighed", "met", "summed")
 
 
 class Tile:
@@ -88,16 +88,11 @@ class Tile:
         """A float for each of a lane's columns."""
         return [self.reg("f32", f"{name}_{n}_{e}") for n in range(self.n) for e in range(2)]
 
-    asks_early = False  # whether products go on while a warp works on something else
-
     def first_loads(self):
         """Asks for the first tile."""
         self.load_keys(range(self.j))
         self.load_scales()
         self.load_values(range(4))
-
-    def request(self):
-        """Asks for more, where that is not done as soon as registers are free."""
 
     def arrived(self, pending):
         """Waits until all but the last `pending` requests are in shared memory, of a warp's own."""

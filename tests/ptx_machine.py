@@ -210,7 +210,8 @@ class Machine:
         values = [self.get(x, kind) for x in args]
         functions = {
             "mov": lambda a: a.copy(), "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-            "mad": lambda a, b, c: a * b + c, "and": lambda a, b: a & b, "xor": lambda a, b: a ^ b, "or": lambda a, b: a | b,
+            "mad": lambda a, b, c: a * b + c, "and": lambda a, b: a & b,
+            "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b,
             "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b, "ex2": lambda a: np.exp2(a),
             "max": np.maximum if "NaN" in parts else np.fmax if kind is np.float32 else np.maximum, "min": np.minimum,
             "rcp": lambda a: 1 / a,
@@ -240,7 +241,7 @@ class Machine:
             self.shared[to[thread] :][:16] = self.memory[source[thread] :][:16]
 
     def load_matrices(self, names):
-        """Four matrices of 8 rows of 16 bytes, lanes 8 m .. + 7 of a warp having the addresses of the m-th one's rows."""
+        """Four matrices of 8 rows of 16 bytes; lanes 8 m .. + 7 of a warp have the addresses of the m-th one's rows."""
         at = self.address(names[1]).reshape(4, 4, 8)
         for m, register in enumerate(names[0].strip("{}").split(",")):
             rows = self.shared[at[:, m, :, None] + np.arange(16)].copy().view(np.uint32)  # [warp, row, word]
