@@ -7,25 +7,29 @@ Nothing of it is used twice in a pass: a few tens of megabytes, and no lifetime 
 """
 
 import contextlib
-from collections.abc import Callable
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _ALIGN = 256  # bytes, as torch's allocators have it
+_OURS = Path(__file__).resolve().parent.parent
 _aten = torch.ops.aten
 _COPY_UNLESS_CONTIGUOUS = (_aten.contiguous.default, _aten.reshape.default, _aten.flatten.using_ints)
 
 
-def captures_need_arena() -> bool:
+def captures_need_arena(device: torch.device) -> bool:
     """Whether tensors that are made during a capture cannot be used by kernels of the same capture."""
-    return torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+    return device.type == "cuda" and torch.cuda.get_allocator_backend() == "cudaMallocAsync"
 
 
 def arena_for(run: Callable[..., object], *arguments, device: torch.device) -> "Arena | NoArena":
     """What to capture `run(*arguments)` in. It has run before, so all that it keeps for later is there."""
-    if device.type != "cuda" or not captures_need_arena():
+    if not captures_need_arena(device):
         return NoArena()
     arena = Arena(device)
     with arena:
@@ -37,10 +41,23 @@ def arena_for(run: Callable[..., object], *arguments, device: torch.device) -> "
 NoArena = contextlib.nullcontext
 
 
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Without Python's garbage collector: what it finds during a capture, anybody's, may be memory that was there
+    before, and cudaMallocAsync warns of giving such back."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class Arena(TorchDispatchMode):
     """While it is active, counts what uninitialised tensors of a device take, or, after `allocate`, gives them memory.
 
-    With memory of its own it refuses, by RuntimeError, every operation that would take memory elsewhere.
+    With memory of its own it refuses, by a RuntimeError that says where, operations that would take memory elsewhere.
     """
 
     def __init__(self, device: torch.device):
@@ -61,7 +78,7 @@ class Arena(TorchDispatchMode):
         made = _uninitialised(func, args, kwargs)
         if made is None:
             if self._memory is not None and _makes_memory(func, args, kwargs):
-                raise RuntimeError(f"{func} takes memory while a pass is captured")
+                raise RuntimeError(f"{func} takes memory while a pass is captured, at {_where()}")
             return func(*args, **kwargs)
         shape, dtype, device = made
         if device.type != self._device.type:
@@ -89,6 +106,18 @@ def _uninitialised(func, args, kwargs) -> tuple[tuple[int, ...], torch.dtype, to
         return None
     given = kwargs.get("dtype"), kwargs.get("device")
     return tuple(shape), dtype if given[0] is None else given[0], device if given[1] is None else torch.device(given[1])
+
+
+def _where() -> str:
+    """Files and lines of our callers, the innermost three, without this file's."""
+    places, frame = [], sys._getframe()
+    while frame is not None and len(places) < 3:
+        file = Path(frame.f_code.co_filename).resolve()
+        if file.is_relative_to(_OURS) and file != Path(__file__).resolve():
+            place = f"{file.relative_to(_OURS).as_posix()}:{frame.f_lineno}"
+            places += [place] if place not in places else []
+        frame = frame.f_back
+    return " < ".join(places)
 
 
 def _makes_memory(func, args, kwargs) -> bool:

@@ -19,7 +19,7 @@ from ..mtp.head import MtpHead
 from ..mtp.tree import Tree
 from ..weights import FastQwenError
 from ..weights.backend import dependent_launch, one_line
-from .arena import Arena, arena_for
+from .arena import Arena, arena_for, no_collection
 from .sampling import SamplingSettings
 
 logger = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class DeviceModel:
         return self.head.decode(embeddings, hidden, rows.cos, rows.sin, control=rows.attention, cache=self.head_cache)
 
     def _propose(self):
-        rows, short, hidden = self.round.head, self.head.short, self.head.for_logits(self._row)
+        rows, short, hidden = self.round.head, self.head.short, self.head.for_logits(self._row, kernels=True)
         if short is None:
             logits, entries, shortlist = self.trunk.head.verify(hidden, SLOTS)[0][:1], self.vocab, None
         else:
@@ -279,8 +279,10 @@ class DeviceModel:
                 graphs[name] = torch.cuda.CUDAGraph()
                 # Other threads of the process may go on using the GPU meanwhile.
                 options = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
-                with torch.cuda.graph(graphs[name], **options), arenas[name]:
+                replaced = self.hidden, self.logits  # kept meanwhile, for the same reason as no_collection
+                with no_collection(), torch.cuda.graph(graphs[name], **options), arenas[name]:
                     part(self)
+                del replaced
             self._graphs |= graphs
             self._arenas |= arenas
             self.seconds |= {name: self._timed(name) for name in parts}

@@ -13,7 +13,8 @@ from torch import Tensor
 from .float_linear import why_not
 
 ROWS = 16  # of a tile: 2048 rows of a prompt occupy 128 multiprocessors
-_COLUMNS = 64
+COLUMNS = 64  # K is a multiple of it
+_BLOCK_N = 64
 
 
 def float_gemm(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -30,6 +31,8 @@ def float_gemm(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tenso
     if reason is not None:
         raise ValueError(reason)
     columns, k = weight.shape
+    if k % COLUMNS:
+        raise ValueError(f"the weight has {k} columns: a multiple of {COLUMNS} is wanted")
     if x.dim() != 2 or not x.shape[0] or x.shape[1] != k or x.dtype != weight.dtype or x.stride(1) != 1:
         raise ValueError(
             f"x must be {weight.dtype} [rows, {k}] with contiguous rows, got {x.dtype} {list(x.shape)}, strides "
@@ -43,8 +46,8 @@ def float_gemm(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tenso
     if not x.device == weight.device == out.device:
         raise ValueError(f"x, weight and out are on {x.device}, {weight.device} and {out.device}: use one device")
     block_k = 128 if k % 128 == 0 and x.dtype != torch.float32 else 64
-    _kernels.float_gemm_kernel[(-(-rows // ROWS), -(-columns // _COLUMNS))](
-        x, weight, out, rows, columns, x.stride(0), K=k, BLOCK_R=ROWS, BLOCK_N=_COLUMNS, BLOCK_K=block_k,
+    _kernels.float_gemm_kernel[(-(-rows // ROWS), -(-columns // _BLOCK_N))](
+        x, weight, out, rows, columns, x.stride(0), K=k, BLOCK_R=ROWS, BLOCK_N=_BLOCK_N, BLOCK_K=block_k,
         num_warps=4, num_stages=4,  # 60 KiB of shared memory, which every GPU has
     )  # fmt: skip
     return out

@@ -27,7 +27,8 @@ from torch import Tensor
 from .rows import SLOTS
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-COLUMNS = 64  # K is a multiple of it
+COLUMNS = 16  # K is a multiple of it, for 16-byte loads
+DOT_COLUMNS = 64  # and of this for the "dot" form, which masks none
 FEW_ROWS = 512  # up to here a matrix is a matter of latency
 
 
@@ -77,6 +78,7 @@ def sum_launch(block_n: int, warps: int, dtype: torch.dtype, vectors: int = 1) -
 def launch_for(rows: int, columns: int, dtype: torch.dtype) -> Launch:
     """The launch of a shape.
 
+    Columns that the "dot" form does not take go by the "sum" form, however many rows.
     Few rows: two a block, so that 64 to 96 of them occupy 32 to 48 multiprocessors; every block reads all of x, which
     costs as much as eight rows of W, from the L2. Float32 weights in any number: eight rows, to read x less often.
     Else 32 rows a block where they make few blocks (all resident at once), and 64 where they make many.
@@ -85,7 +87,7 @@ def launch_for(rows: int, columns: int, dtype: torch.dtype) -> Launch:
     warps = min(16, max(1, _power_of_two(columns * dtype.itemsize) // 512))
     if dtype == torch.float32 and rows > FEW_ROWS:
         return sum_launch(8, min(4, warps), dtype)
-    if dtype == torch.float32 or rows <= FEW_ROWS:
+    if dtype == torch.float32 or rows <= FEW_ROWS or columns % DOT_COLUMNS:
         return sum_launch(2, warps, dtype)
     block_k = 128 if columns % 128 == 0 else 64
     # 60 and 80 KiB of shared memory: any GPU from compute capability 8.0 holds a block of it, a Hopper two or three.
@@ -116,7 +118,7 @@ def float_linear(
     """Eight rows times a plain matrix; returns `out`, which it fills.
 
     x          bf16, fp16 or fp32 [8, K] contiguous; dead slots hold zeros
-    weight     [N, K] contiguous in x's dtype; N any number, K a multiple of 64
+    weight     [N, K] contiguous in x's dtype; N any number, K a multiple of 16
     residual   [8, N] contiguous in out's dtype, added before the one rounding; may be `out` itself
     out        [8, N] contiguous, x's dtype or fp32
     launch     for tests and benchmarks: another one changes the last bits
@@ -128,6 +130,8 @@ def float_linear(
     check(x, weight, residual, out)
     rows, columns = weight.shape
     launch = launch or launch_for(rows, columns, weight.dtype)
+    if launch.form == "dot" and columns % launch.block_k:
+        raise ValueError(f"{columns} columns are no multiple of the launch's steps of {launch.block_k}")
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     if dependent:
         options["launch_pdl"] = True

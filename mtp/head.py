@@ -72,9 +72,10 @@ class MtpHead:
         x = self.block.verify(x, SLOTS, lambda row: mixer.decode(row, cos, sin, control=control, cache=cache))
         return x if self.pre_norm else rms_norm_rows([(x, self.norm)], self.rms_eps, dependent=dependent)
 
-    def for_logits(self, output: Tensor) -> Tensor:
-        """What the trunk's head takes, of what `prefill` and `decode` return; the same tensor unless `pre_norm`."""
-        return rms_norm(output, self.norm, self.rms_eps) if self.pre_norm else output
+    def for_logits(self, output: Tensor, *, kernels: bool = False) -> Tensor:
+        """What the trunk's head takes, of what `prefill` and `decode` return; the same tensor unless `pre_norm`.
+        `kernels`: by the kernel, for rows [R, H]."""
+        return self._normed([(output, self.norm)], kernels) if self.pre_norm else output
 
     def _normed(self, parts, kernels):
         """Norms side by side. By the kernel a row's bits are its own, so a prompt's rows are those of any other cut."""

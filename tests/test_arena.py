@@ -66,7 +66,7 @@ def test_what_takes_memory_elsewhere_is_refused_by_name_and_more_than_was_counte
     with arena:
         operation(x)  # while it counts anything goes
     arena.allocate()
-    with pytest.raises(RuntimeError, match="aten.*takes memory while"), arena:
+    with pytest.raises(RuntimeError, match=r"aten.*takes memory while.*, at tests/test_arena\.py:\d+"), arena:
         operation(x)
     with pytest.raises(RuntimeError, match="makes more than it did before"), arena:
         for _ in range(4):

@@ -33,18 +33,20 @@ def inputs(columns, seed=1):
 
 
 def groups():
-    """(projection, width of its input, whether it takes a residual); K = 96 has no kernel."""
+    """(projection, width of its input, whether it takes a residual); K = 100 has no kernel."""
     norm = Norm(inputs(128)[0] * 0.1, 1e-6)
     two = [(Linear(weight(48, 128)), (32, 16)), (Linear(weight(5, 128, 2)), (5,))]
     yield Projection(two, norm=norm), 128, False
     yield Projection([(Linear(weight(64, 128)), (64,))], swiglu=True), 256, True
     yield Projection([(Linear(weight(64, 192)), (64,))]), 192, True
-    yield Projection([(Linear(weight(64, 96)), (64,))]), 96, True
+    yield Projection([(Linear(weight(64, 96)), (64,))], swiglu=True), 192, True
+    yield Projection([(Linear(weight(64, 100)), (64,))]), 100, True
 
 
 def test_which_layers_have_a_kernel(kernel):
     assert Linear(weight(3, 64)).by_kernel
-    assert not Linear(weight(3, 96)).by_kernel
+    assert Linear(weight(3, 96)).by_kernel
+    assert not Linear(weight(3, 100)).by_kernel
     assert not Linear(weight(3, 64).double()).by_kernel
 
 
@@ -54,7 +56,7 @@ def test_without_a_gpu_no_layer_uses_the_kernel():
     assert backend.float_kernels(CPU, torch.float32) == (False, "plain torch on cpu")
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", range(5))
 def test_rows_of_a_group_are_right_and_their_own(kernel, index):
     group, width, has_residual = list(groups())[index]
     x = inputs(width)

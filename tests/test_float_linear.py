@@ -16,7 +16,7 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 gpu = pytest.mark.gpu
 DOT = Launch("dot", 32, 64, 4, 3)
 # (N, K): one row, ends within a block, one step and many, steps that K does not fill
-SHAPES = [(1, 256), (16, 768), (33, 1024), (33, 2560), (144, 256), (16, 3584)]
+SHAPES = [(1, 256), (16, 768), (33, 1024), (33, 2560), (144, 256), (16, 3584), (33, 144)]
 LARGE = [(64, 4096), (96, 5120), (512, 4096), (4096, 4096), (12288, 4096), (40000, 1088)]
 SIZES = SHAPES + [pytest.param(*shape, marks=gpu) for shape in LARGE]
 
@@ -24,7 +24,7 @@ SIZES = SHAPES + [pytest.param(*shape, marks=gpu) for shape in LARGE]
 def forms(rows, columns, dtype):
     """The launch of the shape, and each form whatever the shape."""
     found = [launch_for(rows, columns, dtype), sum_launch(4, 1, dtype, 2)]
-    return found if dtype == torch.float32 else [*found, DOT]
+    return found if dtype == torch.float32 or columns % DOT.block_k else [*found, DOT]
 
 
 def case(rows, columns, dtype, seed=0):
@@ -223,7 +223,7 @@ def test_reference_is_the_definition():
         (r"call weight.contiguous\(\)", {"weight": lambda t: t.new_zeros(512, 48).T}),
         ("bf16, fp16 or fp32", {"weight": lambda t: t.double()}),
         (r"bf16, fp16 or fp32 \[N, K\]", {"weight": lambda t: t[0]}),
-        ("multiple of 64 columns: pad K", {"weight": lambda t: t.new_zeros(48, 500)}),
+        ("multiple of 16 columns: pad K", {"weight": lambda t: t.new_zeros(48, 500)}),
         ("must have rows", {"weight": lambda t: t[:0]}),
         (r"out must be .*\[8, 48\]", {"out": lambda t: t.new_zeros(8, 64)}),
         ("out must be .*got torch.float16", {"out": lambda t: t.half()}),
@@ -239,3 +239,10 @@ def test_launcher_refuses_with_the_remedy(words, change):
     call = good | {name: function(good[name]) for name, function in change.items()}
     with pytest.raises(ValueError, match=words):
         float_linear(call["x"], call["weight"], residual=call["residual"], out=call["out"])
+
+
+def test_columns_that_would_be_left_over_are_never_given_to_the_form_without_a_mask():
+    assert {launch_for(rows, 4096 + 16, torch.bfloat16).form for rows in (16, 4096, 40000)} == {"sum"}
+    x, weight = case(48, 144, torch.bfloat16)
+    with pytest.raises(ValueError, match="144 columns are no multiple of the launch's steps of 64"):
+        run(x, weight, DOT)

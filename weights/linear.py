@@ -29,8 +29,8 @@ class Linear:
     @property
     def takes_rows(self) -> bool:
         """Whether `rows` can be called: for a small matrix, for which it is as fast as a library."""
-        small = self.by_kernel and self.weight.shape[0] <= float_linear.FEW_ROWS
-        return small and prompt_kernels(self.weight.device, self.weight.dtype)[0]
+        small = self.weight.shape[0] <= float_linear.FEW_ROWS and self.weight.shape[1] % float_gemm.COLUMNS == 0
+        return self.by_kernel and small and prompt_kernels(self.weight.device, self.weight.dtype)[0]
 
     def rows(self, x: Tensor) -> Tensor:
         """The rows of a prompt: x [R, K] -> [R, N] in x's dtype. A row's bits are its own, whatever R is."""

@@ -176,7 +176,7 @@ class Projection:
         return prepare.prepare_rows(rows, rotate=rotated, **self._prologue_arguments)
 
     def _plain_rows(self, x, rows):
-        if not x.is_cuda:  # there the tail of a vectorised loop differs from the rest: each row alone
+        if not rows_are_alike(x.device):
             return each_row(self._prologue, rows, x)
         if self.norm is not None:
             x = rms_norm_rows([(x, self.norm.weight)], self.norm.eps, dependent=dependent_launch(x.device))
@@ -211,8 +211,17 @@ class Projection:
         return x
 
 
+def rows_are_alike(device: torch.device) -> bool:
+    """Whether elementwise operations of torch give a row the same bits wherever it stands: on a CPU the tail of a
+    vectorised loop differs from the rest."""
+    return device.type == "cuda"
+
+
 def _beside(results: Sequence[Tensor]) -> Tensor:
-    return results[0] if len(results) == 1 else torch.cat(tuple(results), -1)
+    if len(results) == 1:
+        return results[0]
+    first, columns = results[0], sum(result.shape[-1] for result in results)
+    return torch.cat(tuple(results), -1, out=first.new_empty(*first.shape[:-1], columns))  # room of a captured pass
 
 
 def _in_slots(rows: Tensor) -> Tensor:
