@@ -135,7 +135,7 @@ def decode_attention_block_kernel(
             at = kv_head.to(tl.int64) * slots + start
             cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
             columns = tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP
-            if DEPENDENT and EARLY:
+            if DEPENDENT and EARLY:  # noqa: SIM102 (decided when compiled)
                 if item == tl.program_id(0):
                     _ask_ahead(p_keys, p_values, at, start, stop, D, AHEAD)
             taken = tl.inline_asm_elementwise(
@@ -154,7 +154,7 @@ def decode_attention_block_kernel(
             next_item = tl.where(items > blocks, blocks + taken, item + blocks)
         else:
             next_item = items
-            if DEPENDENT and EARLY:
+            if DEPENDENT and EARLY:  # noqa: SIM102 (decided when compiled)
                 now_length, now_rows, now_last = _extent(p_control, _EXTENT_WAITED)
                 same = (now_length == length) & (now_rows == rows) & (now_last == last)
                 taken = tl.where(same, 0, -1)
