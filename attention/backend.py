@@ -1,6 +1,7 @@
 """Whether a pass's attention runs from kernels on a device: decided once, by a check against the reference."""
 
 import functools
+import logging
 
 import torch
 from torch import Tensor
@@ -8,21 +9,22 @@ from torch import Tensor
 from ..kernels.attention import decode_row, prefill_rows
 from ..kernels.attention_append import append, append_prompt
 from ..kernels.attention_control import HEAD_DIMS, new_control, write_control
-from ..kernels.decode_attention import allocate, decode_attention
+from ..kernels.decode_attention import allocate, avoid_text, decode_attention
 from ..kernels.prefill_attention import prefill_attention
 from ..kernels.rms_norm import rms_norm
 from ..kernels.rows import SLOTS, cache_offsets, depths
-from ..weights.backend import decide
+from ..weights.backend import decide, dependent_launch, one_line
 from .cache import KVCache
 from .rotary import rotate
 
+logger = logging.getLogger(__name__)
 _PARENTS = (-1, 0, 1, 1, 0)
 
 
 @functools.cache
 def attention_kernels(device: torch.device, kind: str) -> tuple[bool, str]:
     """(whether to use the kernels for caches of a kind of KINDS, why). A failure is logged once."""
-    return decide(device, f"{kind} attention", lambda device: _wrong_result(device, kind))
+    return decide(device, f"{kind} attention", lambda device: _wrong_attention(device, kind))
 
 
 @functools.cache
@@ -42,6 +44,18 @@ def rounds_queries(stored: torch.dtype, dtype: torch.dtype) -> bool:
 def takes(heads: int, kv_heads: int, head_dim: int) -> bool:
     """Whether the kernels take a layer of this shape."""
     return head_dim in HEAD_DIMS and heads // kv_heads <= 32
+
+
+def _wrong_attention(device, kind) -> str | None:
+    """What differs, also once the form in PTX is left out on a device where something does."""
+    try:
+        wrong = _wrong_result(device, kind)
+    except Exception as error:  # whatever a compiler or driver raises
+        wrong = one_line(error)
+    if wrong is None or kind != "int8" or not avoid_text(device):
+        return wrong
+    logger.warning("FastQwen: attention in PTX is not used on %s (%s); Triton's own form is slower.", device, wrong)
+    return _wrong_result(device, kind)
 
 
 def _wrong_prefill(device, kind) -> str | None:
@@ -112,7 +126,10 @@ def _wrong_result(device, kind, dtype=torch.bfloat16) -> str | None:
         return f"{kind}: queries differ"
     workspace = allocate(heads, 1, dim, slots=cache.keys.numbers.shape[1], device=device)
     out = torch.empty(SLOTS, heads * dim, device=device)
-    decode_attention(q, cache.keys, cache.values, control=control, workspace=workspace, out=out)
+    attend = functools.partial(decode_attention, q, cache.keys, cache.values, control=control, workspace=workspace)
+    attend(out=out)
+    if dependent_launch(device) and not torch.equal(attend(out=torch.empty_like(out), dependent=True), out):
+        return f"{kind}: attention that is launched early differs"
     places = cache.stage(k, projected[2], _PARENTS)  # in torch: over what the kernel stored, which it must agree with
     for row, depth in enumerate(depths(_PARENTS)):
         wanted = decode_row(q[row], cache.read, length + depth, places[row]).flatten()

@@ -17,16 +17,18 @@ on neither its place among the rows, its neighbours, how many are alive, nor the
 tree equals the same token decoded alone once its ancestors are committed.
 
 Numbers. int8 codes are exact in fp16, and so are bf16 queries from 2^-17 up (normed queries are far from 65504); fp32
-queries are taken as the sum of two. Products add up in fp32 and the key's scale is applied after. A value's scale is a
-mantissa times a power of two: the power joins the exponent of which the running maximum is taken, so the weight times
-the mantissa stays below 2 and is rounded to fp16. bf16 and fp32 caches multiply as three products of tf32. With
-S = sum |q_j k_j| D^-1/2 log2 e of the largest key, the output is off by at most
+queries are taken as the sum of two. Products add up in fp32 and the key's scale is applied after. The PTX form rounds a
+query to two int8 digits instead, steps of its largest |q_j| / 32639, and its products with codes are exact integers. A
+value's scale is a mantissa times a power of two: the power joins the exponent of which the running maximum is taken, so
+the weight times the mantissa stays below 2 and is rounded to fp16. bf16 and fp32 caches multiply as three products of
+tf32. With S = sum |q_j k_j| D^-1/2 log2 e of the largest key, the output is off by at most
 
     (w + 2^-23 (D + 16) S + 2^-23 (min(n, 2048) + 320)) sum p |v| / sum p,   w = 2^-11 int8, 2^-18 else,
 
 for n slots: a term for a weight's rounding, one for its score, one for the sums, of a part and of parts. With int8,
 weights that are subnormal in fp16 (2^-14 of the largest and less) add n 2^-25 127 of the largest product of a weight
-and a value's scale.
+and a value's scale; rounded queries add 0.71 / 32639 times max |q_j| sum |k_j| D^-1/2 log2 e of the largest key, 2 ln 2
+times half a step for every key, in the parentheses.
 
 Two launches, the parts and their merge. Which blocks take which parts is settled as they run, the long parts first,
 through a counter that the merge sets back to 0. Length, rows, depths and places are read on the device
@@ -36,6 +38,7 @@ channels or of slots will do for a sum if both factors have it. int8 caches of 1
 by kernels/_attention_ptx.py there, everything else by Triton.
 """
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 
@@ -45,6 +48,8 @@ from torch import Tensor
 from .attention import part_at
 from .attention_control import FLOATS, HEAD_DIMS, TILE, check_cache, want
 from .rows import SLOTS
+
+logger = logging.getLogger(__name__)
 
 # What benchmarks/attention.py compares with others. The merge: sums that parts join in turn, parts of each in flight,
 # warps, blocks a row and head. The parts: whether the text of kernels/_attention_ptx.py runs where it can, which of its
@@ -159,12 +164,23 @@ def _takes_text(q, keys) -> bool:
     """Whether parts are those of kernels/_attention_ptx.py: int8 on NVIDIA from compute capability 8.0."""
     numbers = keys.numbers
     fits = numbers.dtype == torch.int8 and numbers.shape[2] >= 128 and q.dtype != torch.float32
-    return BY_TEXT and fits and q.is_cuda and _has_mma(q.device)
+    return BY_TEXT and fits and q.is_cuda and _capability(q.device)[0] >= 8 and q.device not in _WITHOUT_TEXT
+
+
+def avoid_text(device: torch.device) -> bool:
+    """Has Triton's own form be used on a device from now on; False where it was already."""
+    known = device in _WITHOUT_TEXT
+    _WITHOUT_TEXT.add(device)
+    return not known
+
+
+_WITHOUT_TEXT = set()
 
 
 @cache
-def _has_mma(device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
+def _capability(device) -> tuple[int, int]:
+    """(0, 0) if it is not NVIDIA's."""
+    return torch.cuda.get_device_capability(device) if torch.version.hip is None else (0, 0)
 
 
 def _parts_by_text(q, keys, values, control, workspace, dependent):
@@ -172,11 +188,33 @@ def _parts_by_text(q, keys, values, control, workspace, dependent):
 
     group, shape, tensors = _common(q, keys, values, control, workspace, dependent)
     rows = _block_rows(group)
-    form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent, **TEXT)
-    _kernel.decode_attention_block_kernel[(workspace.blocks,)](
-        *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows, FORM=form, AHEAD=AHEAD, EARLY=EARLY,
-        num_warps=4, **shape,
-    )  # fmt: skip
+    which = shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent
+    rest = {"staged": _capability(q.device)[0] == 9} | TEXT
+    arguments = *tensors, keys.numbers.shape[1], workspace.peak.shape[1]
+    options = {"BLOCK_ROWS": rows, "AHEAD": AHEAD, "EARLY": EARLY, "num_warps": 4, **shape}
+    if rest["staged"] and not _reserves_enough(_kernel, arguments, options, _kernel.form(*which, **rest)):
+        rest["staged"] = False
+    options |= _kernel.placed(_kernel.form(*which, **rest))
+    _kernel.decode_attention_block_kernel[(workspace.blocks,)](*arguments, **options)
+
+
+_RESERVED = {}  # (device, form) -> bytes of shared memory that its launch reserves
+
+
+def _reserves_enough(_kernel, arguments, options, form) -> bool:
+    """Whether Triton has the launch of a form reserve what its text uses: beyond it a kernel would end the process."""
+    key = arguments[0].device, form
+    if key not in _RESERVED:
+        compiled = _kernel.decode_attention_block_kernel.warmup(
+            *arguments, **options, **_kernel.placed(form), grid=(1,)
+        )  # fmt: skip
+        _RESERVED[key] = compiled.metadata.shared
+        if _RESERVED[key] < _kernel.form_bytes(form):
+            logger.warning(
+                "FastQwen: this version of Triton reserves %d bytes of shared memory where attention needs %d; a "
+                "slower form is used.", _RESERVED[key], _kernel.form_bytes(form),
+            )  # fmt: skip
+    return _RESERVED[key] >= _kernel.form_bytes(form)
 
 
 def _merge(q, keys, values, control, workspace, gate, out, dependent):

@@ -7,6 +7,7 @@ import tiny
 import torch
 from fastqwen.attention import KINDS, backend
 from fastqwen.engine.backends import choices
+from fastqwen.kernels import decode_attention
 from fastqwen.kernels.rows import ancestors
 from fastqwen.model.load import load_model
 from fastqwen.mtp.tree import Tree
@@ -93,3 +94,19 @@ def test_self_check_compares_with_the_reference(kind, monkeypatch):
     assert backend._wrong_result(DEVICE, kind, dtype) is None
     monkeypatch.setattr(backend, "decode_row", lambda q, *rest: torch.ones_like(q, dtype=torch.float32))
     assert backend._wrong_result(DEVICE, kind, dtype) == f"{kind}: attention differs"
+
+
+def test_where_attention_in_ptx_is_wrong_tritons_own_form_is_used(monkeypatch, caplog):
+    device, checks = torch.device("cpu"), []
+    monkeypatch.setattr(decode_attention, "_WITHOUT_TEXT", set())
+
+    def wrong_result(device, kind):
+        checks.append(device in decode_attention._WITHOUT_TEXT)
+        if not checks[-1]:
+            raise RuntimeError("no such instruction\nmore")
+
+    monkeypatch.setattr(backend, "_wrong_result", wrong_result)
+    assert backend._wrong_attention(device, "int8") is None and checks == [False, True]
+    assert "no such instruction)" in caplog.text and "Triton's own form" in caplog.text
+    monkeypatch.setattr(backend, "_wrong_result", lambda device, kind: "attention differs")
+    assert backend._wrong_attention(device, "int8") == "attention differs"  # nothing is left to try
