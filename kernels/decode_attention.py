@@ -34,8 +34,8 @@ Two launches, the parts and their merge. Which blocks take which parts is settle
 through a counter that the merge sets back to 0; on compute capability 9.0 blocks have equal shares of a head. Length,
 rows, depths and places are read on the device (kernels/attention_control.py), so one captured graph serves any length
 up to the capacity. On NVIDIA the codes of a tile go from memory to the matrix unit's operands as they lie: any order of
-channels or of slots will do for a sum if both factors have it. int8 caches of 128 and 256 channels are worked through by
-kernels/_attention_ptx.py there, everything else by Triton.
+channels or of slots will do for a sum if both factors have it. int8 caches of 128 and 256 channels are worked through
+by kernels/_attention_ptx.py there, everything else by Triton.
 """
 
 import logging
