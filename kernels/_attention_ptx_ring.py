@@ -194,6 +194,7 @@ class Ring(Tile):
         self.store_part()
         self.next_part()
         self.op(f"{still_open}:", "setp.gt.u32 r, left, 0;", f"@r bra {again};")
+        self.op("bar.sync 0;")  # what a block's next share brings lies where this one's last values are read
 
     def take_part(self):
         """Nothing: a block has its share from the start."""
