@@ -43,9 +43,11 @@ def form_bytes(form: int) -> int:
     return shared_bytes(dim, groups) if staged else 0
 
 
-def placed(form: int) -> dict[str, int]:
-    """The kernel's arguments for a form."""
-    return {"FORM": form, "SHARED_TILES": -(-form_bytes(form) // 8192)}
+def placed(form: int):
+    """(the kernel that takes a form, its arguments for it)."""
+    if size := form_bytes(form):
+        return decode_attention_shares_kernel, {"FORM": form, "SHARED_TILES": -(-size // 8192)}
+    return decode_attention_block_kernel, {"FORM": form}
 
 
 @triton.jit
@@ -100,11 +102,93 @@ def _ask_ahead(p_keys, p_values, at, start, stop, D: tl.constexpr, AHEAD: tl.con
             )
 
 
+@triton.jit
+def _attend(
+    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
+    kv_head, first_row, part, start, stop, length, rows, last, more, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """The text, for slots start .. stop - 1, of which the first begin `part`; its answer, -1 if control changed."""
+    ROW: tl.constexpr = KV_HEADS * GROUP * D
+    at = kv_head.to(tl.int64) * slots + start
+    cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
+    columns = tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP
+    return tl.inline_asm_elementwise(
+        PROGRAMS[FORM], CONSTRAINTS,
+        [
+            # As integers: pointers to different types are no arguments of one text.
+            (p_keys + at * D).to(tl.int64), (p_values + at * D).to(tl.int64), (p_key_scales + at).to(tl.int64),
+            (p_value_scales + at).to(tl.int64), (p_q + first_row * ROW + kv_head * (GROUP * D)).to(tl.int64),
+            (p_peak + cell).to(tl.int64), (p_total + cell).to(tl.int64), (p_acc + cell * D).to(tl.int64),
+            p_counter.to(tl.int64), p_control.to(tl.int64),
+            start, stop, length, rows, last, first_row, columns, more.to(tl.int32),
+            GROUP, 65536 // GROUP + 1, 2 * ROW,
+        ],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["slots", "max_parts"])
+def decode_attention_shares_kernel(
+    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr, SHARED_TILES: tl.constexpr,
+):  # fmt: skip
+    """As decode_attention_block_kernel, for staged texts: a block has a share of a head, parts that follow each other.
+
+    What a row sees is cut into shares of as many tiles; a share has the parts that begin in it. Parts of a 64th of
+    their position make shares equal wherever a 64th of all blocks, over heads and blocks of rows, is a whole number.
+    """
+    _reserve_shared(p_acc, slots < 0, SHARED_TILES)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        if not EARLY:
+            gdc_wait()
+    length, rows, last = _extent(p_control, _EXTENT_EARLY if DEPENDENT and EARLY else _EXTENT_NOW)
+    item = tl.program_id(0)
+    blocks = tl.num_programs(0)
+    going = item >= 0
+    while going:
+        last = tl.minimum(last, slots)  # it may be another cache's, as long as it is early
+        row_blocks = 1 if BLOCK_ROWS == 8 else tl.maximum((rows + BLOCK_ROWS - 1) // BLOCK_ROWS, 1)
+        lines = KV_HEADS * row_blocks
+        shares = tl.maximum(blocks // lines, 1)
+        size = ((last + 63) // 64 + shares - 1) // shares * 64
+        row_block = item % row_blocks
+        kv_head = item // row_blocks % KV_HEADS
+        begin = item // lines * size
+        part = parts_before(tl.minimum(begin, last))
+        next_part = parts_before(tl.minimum(begin + size, last))
+        if part < next_part:
+            start, _ = part_of(part)
+            last_start, last_length = part_of(next_part - 1)
+            stop = tl.minimum(last_start + last_length, last)
+            if DEPENDENT and EARLY:  # noqa: SIM102 (decided when compiled)
+                if item == tl.program_id(0):
+                    _ask_ahead(p_keys, p_values, kv_head.to(tl.int64) * slots + start, start, stop, D, AHEAD)
+            taken = _attend(
+                p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc,
+                slots, max_parts, kv_head, row_block * BLOCK_ROWS, part, start, stop, length, rows, last, part < 0,
+                KV_HEADS, GROUP, BLOCK_ROWS, D, FORM,
+            )  # fmt: skip
+        else:
+            taken = item * 0
+            if DEPENDENT and EARLY:
+                now_length, now_rows, now_last = _extent(p_control, _EXTENT_WAITED)
+                same = (now_length == length) & (now_rows == rows) & (now_last == last)
+                taken = tl.where(same, 0, -1)
+        if taken == -1:
+            length, rows, last = _extent(p_control, _EXTENT_NOW)
+        else:
+            item += blocks
+            going = item < lines * shares
+
+
 @triton.jit(do_not_specialize=["slots", "max_parts"])
 def decode_attention_block_kernel(
     p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr, SHARED_TILES: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """As decode_attention_parts_kernel, which other caches and GPUs take; FORM is a text's index.
 
@@ -112,9 +196,6 @@ def decode_attention_block_kernel(
     addresses come of that before the text has waited for them and found that it still holds; else the item is begun
     again.
     """
-    ROW: tl.constexpr = KV_HEADS * GROUP * D
-    if SHARED_TILES > 0:
-        _reserve_shared(p_acc, slots < 0, SHARED_TILES)
     if DEPENDENT:
         gdc_launch_dependents()
         if not EARLY:
@@ -132,24 +213,13 @@ def decode_attention_block_kernel(
             first_row = row_block * BLOCK_ROWS
             start, part_length = part_of(part)
             stop = tl.minimum(start + part_length, last)
-            at = kv_head.to(tl.int64) * slots + start
-            cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
-            columns = tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP
             if DEPENDENT and EARLY:  # noqa: SIM102 (decided when compiled)
                 if item == tl.program_id(0):
-                    _ask_ahead(p_keys, p_values, at, start, stop, D, AHEAD)
-            taken = tl.inline_asm_elementwise(
-                PROGRAMS[FORM], CONSTRAINTS,
-                [
-                    # As integers: pointers to different types are no arguments of one text.
-                    (p_keys + at * D).to(tl.int64), (p_values + at * D).to(tl.int64), (p_key_scales + at).to(tl.int64),
-                    (p_value_scales + at).to(tl.int64), (p_q + first_row * ROW + kv_head * (GROUP * D)).to(tl.int64),
-                    (p_peak + cell).to(tl.int64), (p_total + cell).to(tl.int64), (p_acc + cell * D).to(tl.int64),
-                    p_counter.to(tl.int64), p_control.to(tl.int64),
-                    start, stop, length, rows, last, first_row, columns, (items > blocks).to(tl.int32),
-                    GROUP, 65536 // GROUP + 1, 2 * ROW,
-                ],
-                dtype=tl.int32, is_pure=False, pack=1,
+                    _ask_ahead(p_keys, p_values, kv_head.to(tl.int64) * slots + start, start, stop, D, AHEAD)
+            taken = _attend(
+                p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc,
+                slots, max_parts, kv_head, first_row, part, start, stop, length, rows, last, items > blocks,
+                KV_HEADS, GROUP, BLOCK_ROWS, D, FORM,
             )  # fmt: skip
             next_item = tl.where(items > blocks, blocks + taken, item + blocks)
         else:

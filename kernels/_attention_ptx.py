@@ -132,13 +132,7 @@ class _Block(Tile):
         self.store_queries()
         if self.dependent:
             self.op(found)
-        for register in self.by_column("total"):
-            self.op(f"mov.f32 {register}, 0f00000000;")
-        for register in self.by_column("peak"):  # below all scores and finite: a difference of two infinities is none
-            self.op(f"mov.f32 {register}, {_float(LEAST)};")
-        for i in range(2 * self.x):
-            for n in range(self.n):
-                self.op(*(f"mov.f32 {register}, 0f00000000;" for register in self.acc(i, n)))
+        self.reset()
         self.reg("b32", "taken")
         self.op("mov.b32 taken, 0;")
         if self.dependent:  # No branch: loads that one way does not want would be put off until after it.
@@ -147,14 +141,28 @@ class _Block(Tile):
                 "setp.ne.or.b32 p, end, now_end, p;", "selp.b32 taken, 0xffffffff, 0, p;",
                 "selp.b32 take, 0, take, p;", "selp.b32 columns, 0, columns, p;",
             )  # fmt: skip
-        self.op("setp.eq.u32 p, tid, 0;", "setp.ne.and.u32 p, take, 0, p;")
-        self.op("@p atom.relaxed.gpu.global.add.u32 taken, [pcounter], 1;")
+        self.take_part()
         self.arrived(2)
         self.op("bar.sync 0;")
         for n in range(self.n):
             steps = ", ".join(self.by_column("step")[2 * n :][:2])
             self.op(f"ld.shared.v2.f32 {{{steps}}}, [sa+{self.step_at - self.seen_at + 32 * n}];")
         self.stamp("queries")
+
+    def take_part(self):
+        """Asks which part is next, where there are more than blocks."""
+        self.op("setp.eq.u32 p, tid, 0;", "setp.ne.and.u32 p, take, 0, p;")
+        self.op("@p atom.relaxed.gpu.global.add.u32 taken, [pcounter], 1;")
+
+    def reset(self):
+        """Begins a part."""
+        for register in self.by_column("total"):
+            self.op(f"mov.f32 {register}, 0f00000000;")
+        for register in self.by_column("peak"):  # below all scores and finite: a difference of two infinities is none
+            self.op(f"mov.f32 {register}, {_float(LEAST)};")
+        for i in range(2 * self.x):
+            for n in range(self.n):
+                self.op(*(f"mov.f32 {register}, 0f00000000;" for register in self.acc(i, n)))
 
     def addresses(self):
         """Of a lane's words in shared memory, and what turns an address into the one of the other buffer."""
@@ -320,8 +328,12 @@ class _Block(Tile):
         self.op("setp.eq.u32 p, tid, 0;", f"@p st.shared.b32 [base+{self.next_at}], taken;")
 
     def epilogue(self):
-        """Stores the part. In its row of sums, the words that one store of a warp writes lie beside each other."""
         self.op(f"ld.shared.b32 next, [base+{self.next_at}];")
+        self.store_part()
+        self.op("mov.b32 $0, next;")
+
+    def store_part(self):
+        """In a part's row of sums, the words that one store of a warp writes lie beside each other."""
         maxima = self.reg("f32", "m_0", "m_1", "m_2", "m_3")
         self.op(
             "setp.lt.u32 p, tid, columns;", "mad.lo.u32 u, tid, 16, base;",
@@ -350,7 +362,6 @@ class _Block(Tile):
         if self.without:
             self.op("setp.eq.u32 p, sink, 0x5bd1e995;", "@p st.global.b32 [pcounter], sink;")
         self.stamp("stored")
-        self.op("mov.b32 $0, next;")
 
 
 class _StagedBlock(Ring, _Block):

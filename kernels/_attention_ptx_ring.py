@@ -5,13 +5,15 @@ and two tiles; a warp's copies are of whole rows of a slot. 16-byte pieces of a 
 read at one time find them in different banks: piece c of slot s lies at c ^ (s mod 8) of the keys' row and at
 c ^ 2 (s mod 4) of the values'.
 
-Scores are products of the four warps together: of a warp's 16 slots, keys from its registers, and the queries' digits,
-which the matrix unit reads in shared memory by itself, 16 channels of 8 columns side by side. The next tile's are made
-while warps work on this tile's weights and sums. There is one copy of each step: most parts are a few tiles, and what
+A block works through parts that follow each other without a pause, so it fetches the queries once and waits for memory
+once. Scores are products of the four warps together: of a warp's 16 slots, keys from its registers, and the queries'
+digits, which the matrix unit reads in shared memory by itself, 16 channels of 8 columns side by side. The next tile's
+are made while warps work on this tile's weights. There is one copy of each step: many blocks have a few tiles, and what
 an instruction takes the first time, from the L2, is more than what overlapping steps of three tiles would save.
 """
 
 from ._attention_ptx_tile import TILE, WARPS, Tile
+from .attention import LONG_PART, PART_ENDS
 
 KEYS, VALUES = 3, 2  # tiles in the rings
 ALIGN = 256
@@ -153,35 +155,67 @@ class Ring(Tile):
         self.flip("valuefrom")
 
     def turns(self):
-        """A tile a turn."""
-        again, not_last = self.label(), self.label()
+        """A tile a turn; parts are stored where they end."""
+        self.reg("b32", "edge", "done")
+        self.reg("pred", "closes")
+        again, open_, still_open = self.label(), self.label(), self.label()
+        self.find_edge("start")
+        self.op("mov.b32 done, start;")
         self.ask_scores()
+        self.take_scores()
         self.op(f"{again}:")
         self.again = again
         self.stamp("begun")
-        self.take_scores()
-        self.stamp("taken")
+        self.leave_maxima()
         self.arrived(1)
         self.op("bar.sync 0;")
+        self.stamp("met")
         self.request()
         self.stamp("requested")
         self.ask_scores()  # after the last tile of whatever lies there
         self.stamp("asked")
         self.weights()
         self.shrink()
-        self.op("setp.gt.u32 r, left, 1;", f"@r bra {not_last};")
-        self.leave_totals()
-        self.op(f"{not_last}:")
-        self.arrived(1)
         self.stamp("weighed")
+        self.take_scores()
+        self.stamp("taken")
+        self.op(
+            f"add.u32 done, done, {TILE};", "setp.eq.u32 closes, done, edge;", "setp.eq.or.u32 closes, left, 1, closes;"
+        )
+        self.op(f"@!closes bra {open_};")
+        self.leave_totals()
+        self.op(f"{open_}:")
+        self.arrived(1)
         self.op("bar.sync 0;")
-        self.stamp("met")
         self.sums()
         self.stamp("summed")
         self.again = None
-        self.op("sub.u32 left, left, 1;", "setp.gt.u32 r, left, 0;", f"@r bra {again};")
-        if "scores" not in self.without:
-            self.op("wgmma.wait_group.sync.aligned 0;")
+        self.op("sub.u32 left, left, 1;", f"@!closes bra {still_open};")
+        self.store_part()
+        self.next_part()
+        self.op(f"{still_open}:", "setp.gt.u32 r, left, 0;", f"@r bra {again};")
+        self.op("bar.sync 0;")  # what a block's next share brings lies where this one's last values are read
+
+    def take_part(self):
+        """Nothing: a block has its share from the start."""
+
+    def find_edge(self, position):
+        """Where the part that starts there ends."""
+        self.op(f"mov.b32 edge, {LONG_PART};")
+        for end, length in reversed(PART_ENDS):
+            self.op(f"setp.lt.u32 p, {position}, {end};", f"selp.b32 edge, {length}, edge, p;")
+        self.op(f"add.u32 edge, edge, {position};")
+
+    def next_part(self):
+        self.reset()
+        self.op(
+            "shl.b32 u, group, 5;", "cvt.u64.u32 at, u;", "add.u64 ppeak, ppeak, at;", "add.u64 ptotal, ptotal, at;",
+            f"mul.wide.u32 at, u, {self.dim};", "add.u64 pacc, pacc, at;",
+        )  # fmt: skip
+        self.find_edge("done")
+
+    def epilogue(self):
+        self.op("mov.b32 $0, taken;")
 
     def values(self, s):
         rows = super().values(s)

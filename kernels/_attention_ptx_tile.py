@@ -16,7 +16,7 @@ WARPS, TILE = 4, 64
 # Where a block's time is taken in nanoseconds, the last three for the part's last tile; and, in cycles, where that of a
 # turn of the loop is taken, the last one's staying.
 STAMPS = ("ready", "waited", "loads", "queries", "scores", "weights", "sums", "stored")
-TURN_STAMPS = ("begun", "taken", "requested", "asked", "weighed", "met", "summed")
+TURN_STAMPS = ("begun", "met", "requested", "asked", "weighed", "taken", "summed")
 
 
 class Tile:
@@ -155,6 +155,7 @@ class Tile:
     def scores(self):
         self.ask_scores()
         self.take_scores()
+        self.leave_maxima()
 
     def ask_scores(self):
         """Multiplies the next tile's keys by both digits of the queries, exactly, in int32. Asks for the keys after."""
@@ -183,7 +184,7 @@ class Tile:
                     self.multiply_codes(self.sum(digit, n), words, b[2 * half :][:2], c)
 
     def take_scores(self):
-        """In units of bits and with what their weights' exponents add; a warp's maxima."""
+        """In units of bits and with what their weights' exponents add."""
         for n in range(self.n):
             for c, s in enumerate(self.s(n)):
                 high, low = self.sum(0, n)[c], self.sum(1, n)[c]
@@ -193,6 +194,9 @@ class Tile:
                     self.op(f"mad.lo.s32 {low}, {high}, 256, {low};", f"cvt.rn.f32.s32 {s}, {low};")
                     self.op(f"mul.f32 {s}, {s}, {self.by_column('step')[2 * n + c % 2]};")
         self.scale()
+
+    def leave_maxima(self):
+        """A warp's, for the others."""
         tops = [self.reg("f32", f"top_{n}_{e}") for n in range(self.n) for e in range(2)]
         for i, top in enumerate(tops):
             self.op(f"max.f32 {top}, {self.s(i // 2)[i % 2]}, {self.s(i // 2)[2 + i % 2]};")

@@ -31,9 +31,9 @@ and a value's scale; rounded queries add 0.71 / 32639 times max |q_j| sum |k_j| 
 times half a step for every key, in the parentheses.
 
 Two launches, the parts and their merge. Which blocks take which parts is settled as they run, the long parts first,
-through a counter that the merge sets back to 0. Length, rows, depths and places are read on the device
-(kernels/attention_control.py), so one captured graph serves any length up to the capacity. On NVIDIA the codes of a
-tile go from memory to registers in the order of the matrix unit's operands, without shared memory: any order of
+through a counter that the merge sets back to 0; on compute capability 9.0 blocks have equal shares of a head. Length,
+rows, depths and places are read on the device (kernels/attention_control.py), so one captured graph serves any length
+up to the capacity. On NVIDIA the codes of a tile go from memory to the matrix unit's operands as they lie: any order of
 channels or of slots will do for a sum if both factors have it. int8 caches of 128 and 256 channels are worked through
 by kernels/_attention_ptx.py there, everything else by Triton.
 """
@@ -53,9 +53,10 @@ logger = logging.getLogger(__name__)
 
 # What benchmarks/attention.py compares with others. The merge: sums that parts join in turn, parts of each in flight,
 # warps, blocks a row and head. The parts: whether the text of kernels/_attention_ptx.py runs where it can, which of its
-# forms, how many tiles a block asks for while the kernels before it run, blocks launched for each multiprocessor.
+# forms, how many tiles a block asks for while the kernels before it run, blocks launched for each multiprocessor, also
+# of the staged form.
 MERGE_PLACES, MERGE_TURNS, MERGE_WARPS, MERGE_BLOCKS = 4, 8, 4, 1
-BY_TEXT, TEXT, AHEAD, BLOCKS = True, {}, 2, 4
+BY_TEXT, TEXT, AHEAD, BLOCKS, STAGED_BLOCKS = True, {}, 2, 4, 2
 EARLY = True  # whether dependent launches read control before they wait, and check it after
 
 
@@ -85,9 +86,7 @@ def allocate(heads: int, kv_heads: int, head_dim: int, *, slots: int, device, bl
         raise ValueError(f"head dimension {head_dim}: {HEAD_DIMS} are handled")
     parts = parts_of(slots)
     if blocks is None:
-        multiprocessors = 4
-        if device.type == "cuda":
-            multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        multiprocessors = _multiprocessors(device) if device.type == "cuda" else 4
         # By default twice as many as are resident: handing them out is quicker than the counter.
         blocks = BLOCKS * multiprocessors
     cells = (kv_heads, parts, SLOTS * (heads // kv_heads))
@@ -178,6 +177,11 @@ _WITHOUT_TEXT = set()
 
 
 @cache
+def _multiprocessors(device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
 def _capability(device) -> tuple[int, int]:
     """(0, 0) if it is not NVIDIA's."""
     return torch.cuda.get_device_capability(device) if torch.version.hip is None else (0, 0)
@@ -194,8 +198,11 @@ def _parts_by_text(q, keys, values, control, workspace, dependent):
     options = {"BLOCK_ROWS": rows, "AHEAD": AHEAD, "EARLY": EARLY, "num_warps": 4, **shape}
     if rest["staged"] and not _reserves_enough(_kernel, arguments, options, _kernel.form(*which, **rest)):
         rest["staged"] = False
-    options |= _kernel.placed(_kernel.form(*which, **rest))
-    _kernel.decode_attention_block_kernel[(workspace.blocks,)](*arguments, **options)
+    kernel, place = _kernel.placed(_kernel.form(*which, **rest))
+    blocks = workspace.blocks
+    if rest["staged"]:  # all of them at once, so that shares are equal
+        blocks = min(blocks, STAGED_BLOCKS * _multiprocessors(q.device))
+    kernel[(blocks,)](*arguments, **options, **place)
 
 
 _RESERVED = {}  # (device, form) -> bytes of shared memory that its launch reserves
@@ -205,10 +212,8 @@ def _reserves_enough(_kernel, arguments, options, form) -> bool:
     """Whether Triton has the launch of a form reserve what its text uses: beyond it a kernel would end the process."""
     key = arguments[0].device, form
     if key not in _RESERVED:
-        compiled = _kernel.decode_attention_block_kernel.warmup(
-            *arguments, **options, **_kernel.placed(form), grid=(1,)
-        )  # fmt: skip
-        _RESERVED[key] = compiled.metadata.shared
+        kernel, place = _kernel.placed(form)
+        _RESERVED[key] = kernel.warmup(*arguments, **options, **place, grid=(1,)).metadata.shared
         if _RESERVED[key] < _kernel.form_bytes(form):
             logger.warning(
                 "FastQwen: this version of Triton reserves %d bytes of shared memory where attention needs %d; a "

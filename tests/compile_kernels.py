@@ -206,8 +206,9 @@ def attention_variants(module, append, target):
             block = kernel_module("_attention_block_kernel")
             for staged in {False, target.arch == 90}:
                 form = block.form(dim, 4 if group == 4 else 3, True, dependent, staged)
-                text = {"BLOCK_ROWS": parts["BLOCK_ROWS"], "AHEAD": 2, "EARLY": True} | block.placed(form)
-                source = attention_source(block.decode_attention_block_kernel, kind, shape | text)
+                block_kernel, place = block.placed(form)
+                text = {"BLOCK_ROWS": parts["BLOCK_ROWS"], "AHEAD": 2, "EARLY": True} | place
+                source = attention_source(block_kernel, kind, shape | text)
                 source.least_shared = block.form_bytes(form)
                 yield source, options
         merge = {"PLACES": 4, "TURNS": 8, "BLOCK_D": dim, "BY_STORES": by_text, "GATED": True, "EARLY": True}
