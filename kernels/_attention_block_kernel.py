@@ -11,17 +11,15 @@ import triton.language as tl
 from ._attention_parts import part as part_of
 from ._attention_parts import parts_before
 from ._attention_ptx import CONSTRAINTS as _CONSTRAINTS
-from ._attention_ptx import extent, program, shared_bytes
+from ._attention_ptx import extent, program
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
 
-# A text for every (D, groups of 8 columns, bf16 or fp16 queries, whether dependent, whether staged), then those that
+# A text for every (D, groups of 8 columns, bf16 or fp16 queries, whether dependent), then those that
 # benchmarks/attention.py compares.
-_TWO = (True, False)
-FORMS = list(itertools.product((128, 256), range(1, 5), _TWO, _TWO, _TWO, ({},)))
-_PARTS = ("loads",), ("scores", "sums"), ("loads", "scores", "sums")
-FORMS += [(256, 4, True, True, False, {"overlapped": False})]
-FORMS += [(256, 4, True, True, True, {"stamps": True})]
-FORMS += [(256, 4, True, True, staged, {"without": steps}) for steps in _PARTS for staged in _TWO]
+FORMS = list(itertools.product((128, 256), range(1, 5), (True, False), (True, False), ({},)))
+FORMS += [(256, 4, True, True, {"overlapped": False})]
+FORMS += [(256, 4, True, True, {"without": x}) for x in (("loads",), ("scores", "sums"), ("loads", "scores", "sums"))]
+FORMS += [(256, 4, True, True, {"stamps": True})]
 PROGRAMS = tl.constexpr(tuple(program(*which, **rest) for *which, rest in FORMS))
 CONSTRAINTS = tl.constexpr(_CONSTRAINTS)
 _ANSWER = "mov.b32 $0, now_length; mov.b32 $1, now_rows; mov.b32 $2, now_end;"
@@ -32,40 +30,9 @@ _ASK = tl.constexpr("mov.b32 $0, 0; prefetch.global.L2 [$1]; prefetch.global.L2 
 _THREAD = tl.constexpr("mov.u32 $0, %tid.x;")
 
 
-def form(dim: int, groups: int, bf16: bool, dependent: bool, staged: bool, **rest) -> int:
+def form(dim: int, groups: int, bf16: bool, dependent: bool, **rest) -> int:
     """Which text to place: an index into PROGRAMS."""
-    return FORMS.index((dim, groups, bf16, dependent, staged, rest))
-
-
-def form_bytes(form: int) -> int:
-    """What a text uses of the shared memory that is reserved at launch."""
-    dim, groups, *_, staged, _ = FORMS[form]
-    return shared_bytes(dim, groups) if staged else 0
-
-
-def placed(form: int):
-    """(the kernel that takes a form, its arguments for it)."""
-    if size := form_bytes(form):
-        return decode_attention_shares_kernel, {"FORM": form, "SHARED_TILES": -(-size // 8192)}
-    return decode_attention_block_kernel, {"FORM": form}
-
-
-@triton.jit
-def _reserve_shared(p_any, never, TILES: tl.constexpr):
-    """Has the launch reserve TILES times 8 KiB of shared memory for the text, which can declare 48 KiB at most.
-
-    What a launch reserves is what Triton's own operations need, so this is a product of tiles of 8 KiB, of which one
-    stays and the others are loaded ahead. It is never run.
-    """
-    if never:
-        o_row = tl.arange(0, 64)[:, None]
-        o_column = tl.arange(0, 64)[None, :]
-        p_numbers = p_any.to(tl.pointer_type(tl.float16), bitcast=True) + o_row * 64 + o_column
-        right = tl.load(p_numbers)
-        sums = tl.zeros((64, 64), tl.float32)
-        for step in tl.range(0, 1 << 20, num_stages=TILES - 1):
-            sums = tl.dot(tl.load(p_numbers + step * 4096), right, sums)
-        tl.store(p_numbers, sums.to(tl.float16))
+    return FORMS.index((dim, groups, bf16, dependent, rest))
 
 
 @triton.jit
@@ -102,88 +69,6 @@ def _ask_ahead(p_keys, p_values, at, start, stop, D: tl.constexpr, AHEAD: tl.con
             )
 
 
-@triton.jit
-def _attend(
-    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
-    kv_head, first_row, part, start, stop, length, rows, last, more, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr,
-):  # fmt: skip
-    """The text, for slots start .. stop - 1, of which the first begin `part`; its answer, -1 if control changed."""
-    ROW: tl.constexpr = KV_HEADS * GROUP * D
-    at = kv_head.to(tl.int64) * slots + start
-    cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
-    columns = tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP
-    return tl.inline_asm_elementwise(
-        PROGRAMS[FORM], CONSTRAINTS,
-        [
-            # As integers: pointers to different types are no arguments of one text.
-            (p_keys + at * D).to(tl.int64), (p_values + at * D).to(tl.int64), (p_key_scales + at).to(tl.int64),
-            (p_value_scales + at).to(tl.int64), (p_q + first_row * ROW + kv_head * (GROUP * D)).to(tl.int64),
-            (p_peak + cell).to(tl.int64), (p_total + cell).to(tl.int64), (p_acc + cell * D).to(tl.int64),
-            p_counter.to(tl.int64), p_control.to(tl.int64),
-            start, stop, length, rows, last, first_row, columns, more.to(tl.int32),
-            GROUP, 65536 // GROUP + 1, 2 * ROW,
-        ],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["slots", "max_parts"])
-def decode_attention_shares_kernel(
-    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr, SHARED_TILES: tl.constexpr,
-):  # fmt: skip
-    """As decode_attention_block_kernel, for staged texts: a block has a share of a head, parts that follow each other.
-
-    What a row sees is cut into shares of as many tiles; a share has the parts that begin in it. Parts of a 64th of
-    their position make shares equal wherever a 64th of all blocks, over heads and blocks of rows, is a whole number.
-    """
-    _reserve_shared(p_acc, slots < 0, SHARED_TILES)
-    if DEPENDENT:
-        gdc_launch_dependents()
-        if not EARLY:
-            gdc_wait()
-    length, rows, last = _extent(p_control, _EXTENT_EARLY if DEPENDENT and EARLY else _EXTENT_NOW)
-    item = tl.program_id(0)
-    blocks = tl.num_programs(0)
-    going = item >= 0
-    while going:
-        last = tl.minimum(last, slots)  # it may be another cache's, as long as it is early
-        row_blocks = 1 if BLOCK_ROWS == 8 else tl.maximum((rows + BLOCK_ROWS - 1) // BLOCK_ROWS, 1)
-        lines = KV_HEADS * row_blocks
-        shares = tl.maximum(blocks // lines, 1)
-        size = ((last + 63) // 64 + shares - 1) // shares * 64
-        row_block = item % row_blocks
-        kv_head = item // row_blocks % KV_HEADS
-        begin = item // lines * size
-        part = parts_before(tl.minimum(begin, last))
-        next_part = parts_before(tl.minimum(begin + size, last))
-        if part < next_part:
-            start, _ = part_of(part)
-            last_start, last_length = part_of(next_part - 1)
-            stop = tl.minimum(last_start + last_length, last)
-            if DEPENDENT and EARLY:  # noqa: SIM102 (decided when compiled)
-                if item == tl.program_id(0):
-                    _ask_ahead(p_keys, p_values, kv_head.to(tl.int64) * slots + start, start, stop, D, AHEAD)
-            taken = _attend(
-                p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc,
-                slots, max_parts, kv_head, row_block * BLOCK_ROWS, part, start, stop, length, rows, last, part < 0,
-                KV_HEADS, GROUP, BLOCK_ROWS, D, FORM,
-            )  # fmt: skip
-        else:
-            taken = item * 0
-            if DEPENDENT and EARLY:
-                now_length, now_rows, now_last = _extent(p_control, _EXTENT_WAITED)
-                same = (now_length == length) & (now_rows == rows) & (now_last == last)
-                taken = tl.where(same, 0, -1)
-        if taken == -1:
-            length, rows, last = _extent(p_control, _EXTENT_NOW)
-        else:
-            item += blocks
-            going = item < lines * shares
-
-
 @triton.jit(do_not_specialize=["slots", "max_parts"])
 def decode_attention_block_kernel(
     p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
@@ -196,6 +81,7 @@ def decode_attention_block_kernel(
     addresses come of that before the text has waited for them and found that it still holds; else the item is begun
     again.
     """
+    ROW: tl.constexpr = KV_HEADS * GROUP * D
     if DEPENDENT:
         gdc_launch_dependents()
         if not EARLY:
@@ -213,18 +99,31 @@ def decode_attention_block_kernel(
             first_row = row_block * BLOCK_ROWS
             start, part_length = part_of(part)
             stop = tl.minimum(start + part_length, last)
+            at = kv_head.to(tl.int64) * slots + start
+            cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
+            columns = tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP
             if DEPENDENT and EARLY:  # noqa: SIM102 (decided when compiled)
+                # Asked of the item, not of a flag that the first turn clears: a compiler gives a turn that it knows to
+                # be the first a copy of the text, and the copy shared memory of its own.
                 if item == tl.program_id(0):
-                    _ask_ahead(p_keys, p_values, kv_head.to(tl.int64) * slots + start, start, stop, D, AHEAD)
-            taken = _attend(
-                p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc,
-                slots, max_parts, kv_head, first_row, part, start, stop, length, rows, last, items > blocks,
-                KV_HEADS, GROUP, BLOCK_ROWS, D, FORM,
+                    _ask_ahead(p_keys, p_values, at, start, stop, D, AHEAD)
+            taken = tl.inline_asm_elementwise(
+                PROGRAMS[FORM], CONSTRAINTS,
+                [
+                    # As integers: pointers to different types are no arguments of one text.
+                    (p_keys + at * D).to(tl.int64), (p_values + at * D).to(tl.int64), (p_key_scales + at).to(tl.int64),
+                    (p_value_scales + at).to(tl.int64), (p_q + first_row * ROW + kv_head * (GROUP * D)).to(tl.int64),
+                    (p_peak + cell).to(tl.int64), (p_total + cell).to(tl.int64), (p_acc + cell * D).to(tl.int64),
+                    p_counter.to(tl.int64), p_control.to(tl.int64),
+                    start, stop, length, rows, last, first_row, columns, (items > blocks).to(tl.int32),
+                    GROUP, 65536 // GROUP + 1, 2 * ROW,
+                ],
+                dtype=tl.int32, is_pure=False, pack=1,
             )  # fmt: skip
             next_item = tl.where(items > blocks, blocks + taken, item + blocks)
         else:
             next_item = items
-            if DEPENDENT and EARLY:  # noqa: SIM102 (decided when compiled)
+            if DEPENDENT and EARLY:
                 now_length, now_rows, now_last = _extent(p_control, _EXTENT_WAITED)
                 same = (now_length == length) & (now_rows == rows) & (now_last == last)
                 taken = tl.where(same, 0, -1)

@@ -17,28 +17,25 @@ on neither its place among the rows, its neighbours, how many are alive, nor the
 tree equals the same token decoded alone once its ancestors are committed.
 
 Numbers. int8 codes are exact in fp16, and so are bf16 queries from 2^-17 up (normed queries are far from 65504); fp32
-queries are taken as the sum of two. Products add up in fp32 and the key's scale is applied after. The PTX form rounds a
-query to two int8 digits instead, steps of its largest |q_j| / 32639, and its products with codes are exact integers. A
-value's scale is a mantissa times a power of two: the power joins the exponent of which the running maximum is taken, so
-the weight times the mantissa stays below 2 and is rounded to fp16. bf16 and fp32 caches multiply as three products of
-tf32. With S = sum |q_j k_j| D^-1/2 log2 e of the largest key, the output is off by at most
+queries are taken as the sum of two. Products add up in fp32 and the key's scale is applied after. A value's scale is a
+mantissa times a power of two: the power joins the exponent of which the running maximum is taken, so the weight times
+the mantissa stays below 2 and is rounded to fp16. bf16 and fp32 caches multiply as three products of tf32. With
+S = sum |q_j k_j| D^-1/2 log2 e of the largest key, the output is off by at most
 
     (w + 2^-23 (D + 16) S + 2^-23 (min(n, 2048) + 320)) sum p |v| / sum p,   w = 2^-11 int8, 2^-18 else,
 
 for n slots: a term for a weight's rounding, one for its score, one for the sums, of a part and of parts. With int8,
 weights that are subnormal in fp16 (2^-14 of the largest and less) add n 2^-25 127 of the largest product of a weight
-and a value's scale; rounded queries add 0.71 / 32639 times max |q_j| sum |k_j| D^-1/2 log2 e of the largest key, 2 ln 2
-times half a step for every key, in the parentheses.
+and a value's scale.
 
 Two launches, the parts and their merge. Which blocks take which parts is settled as they run, the long parts first,
-through a counter that the merge sets back to 0; on compute capability 9.0 blocks have equal shares of a head. Length,
-rows, depths and places are read on the device (kernels/attention_control.py), so one captured graph serves any length
-up to the capacity. On NVIDIA the codes of a tile go from memory to the matrix unit's operands as they lie: any order of
+through a counter that the merge sets back to 0. Length, rows, depths and places are read on the device
+(kernels/attention_control.py), so one captured graph serves any length up to the capacity. On NVIDIA the codes of a
+tile go from memory to registers in the order of the matrix unit's operands, without shared memory: any order of
 channels or of slots will do for a sum if both factors have it. int8 caches of 128 and 256 channels are worked through
 by kernels/_attention_ptx.py there, everything else by Triton.
 """
 
-import logging
 from dataclasses import dataclass
 from functools import cache
 
@@ -49,14 +46,11 @@ from .attention import part_at
 from .attention_control import FLOATS, HEAD_DIMS, TILE, check_cache, want
 from .rows import SLOTS
 
-logger = logging.getLogger(__name__)
-
 # What benchmarks/attention.py compares with others. The merge: sums that parts join in turn, parts of each in flight,
 # warps, blocks a row and head. The parts: whether the text of kernels/_attention_ptx.py runs where it can, which of its
-# forms, how many tiles a block asks for while the kernels before it run, blocks launched for each multiprocessor, also
-# of the staged form.
+# forms, how many tiles a block asks for while the kernels before it run, blocks launched for each multiprocessor.
 MERGE_PLACES, MERGE_TURNS, MERGE_WARPS, MERGE_BLOCKS = 4, 8, 4, 1
-BY_TEXT, TEXT, AHEAD, BLOCKS, STAGED_BLOCKS = True, {}, 2, 4, 2
+BY_TEXT, TEXT, AHEAD, BLOCKS = True, {}, 2, 4
 EARLY = True  # whether dependent launches read control before they wait, and check it after
 
 
@@ -86,7 +80,9 @@ def allocate(heads: int, kv_heads: int, head_dim: int, *, slots: int, device, bl
         raise ValueError(f"head dimension {head_dim}: {HEAD_DIMS} are handled")
     parts = parts_of(slots)
     if blocks is None:
-        multiprocessors = _multiprocessors(device) if device.type == "cuda" else 4
+        multiprocessors = 4
+        if device.type == "cuda":
+            multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         # By default twice as many as are resident: handing them out is quicker than the counter.
         blocks = BLOCKS * multiprocessors
     cells = (kv_heads, parts, SLOTS * (heads // kv_heads))
@@ -163,7 +159,7 @@ def _takes_text(q, keys) -> bool:
     """Whether parts are those of kernels/_attention_ptx.py: int8 on NVIDIA from compute capability 8.0."""
     numbers = keys.numbers
     fits = numbers.dtype == torch.int8 and numbers.shape[2] >= 128 and q.dtype != torch.float32
-    return BY_TEXT and fits and q.is_cuda and _capability(q.device)[0] >= 8 and q.device not in _WITHOUT_TEXT
+    return BY_TEXT and fits and q.is_cuda and _has_mma(q.device) and q.device not in _WITHOUT_TEXT
 
 
 def avoid_text(device: torch.device) -> bool:
@@ -177,14 +173,8 @@ _WITHOUT_TEXT = set()
 
 
 @cache
-def _multiprocessors(device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@cache
-def _capability(device) -> tuple[int, int]:
-    """(0, 0) if it is not NVIDIA's."""
-    return torch.cuda.get_device_capability(device) if torch.version.hip is None else (0, 0)
+def _has_mma(device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def _parts_by_text(q, keys, values, control, workspace, dependent):
@@ -192,34 +182,11 @@ def _parts_by_text(q, keys, values, control, workspace, dependent):
 
     group, shape, tensors = _common(q, keys, values, control, workspace, dependent)
     rows = _block_rows(group)
-    which = shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent
-    rest = {"staged": _capability(q.device)[0] == 9} | TEXT
-    arguments = *tensors, keys.numbers.shape[1], workspace.peak.shape[1]
-    options = {"BLOCK_ROWS": rows, "AHEAD": AHEAD, "EARLY": EARLY, "num_warps": 4, **shape}
-    if rest["staged"] and not _reserves_enough(_kernel, arguments, options, _kernel.form(*which, **rest)):
-        rest["staged"] = False
-    kernel, place = _kernel.placed(_kernel.form(*which, **rest))
-    blocks = workspace.blocks
-    if rest["staged"]:  # all of them at once, so that shares are equal
-        blocks = min(blocks, STAGED_BLOCKS * _multiprocessors(q.device))
-    kernel[(blocks,)](*arguments, **options, **place)
-
-
-_RESERVED = {}  # (device, form) -> bytes of shared memory that its launch reserves
-
-
-def _reserves_enough(_kernel, arguments, options, form) -> bool:
-    """Whether Triton has the launch of a form reserve what its text uses: beyond it a kernel would end the process."""
-    key = arguments[0].device, form
-    if key not in _RESERVED:
-        kernel, place = _kernel.placed(form)
-        _RESERVED[key] = kernel.warmup(*arguments, **options, **place, grid=(1,)).metadata.shared
-        if _RESERVED[key] < _kernel.form_bytes(form):
-            logger.warning(
-                "FastQwen: this version of Triton reserves %d bytes of shared memory where attention needs %d; a "
-                "slower form is used.", _RESERVED[key], _kernel.form_bytes(form),
-            )  # fmt: skip
-    return _RESERVED[key] >= _kernel.form_bytes(form)
+    form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent, **TEXT)
+    _kernel.decode_attention_block_kernel[(workspace.blocks,)](
+        *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows, FORM=form, AHEAD=AHEAD, EARLY=EARLY,
+        num_warps=4, **shape,
+    )  # fmt: skip
 
 
 def _merge(q, keys, values, control, workspace, gate, out, dependent):

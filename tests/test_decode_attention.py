@@ -8,7 +8,7 @@ import torch
 from fastqwen.attention import KVCache
 from fastqwen.kernels import attention
 from fastqwen.kernels.attention_control import new_control, write_control
-from fastqwen.kernels.decode_attention import _takes_text, allocate, decode_attention, parts_of
+from fastqwen.kernels.decode_attention import allocate, decode_attention, parts_of
 from fastqwen.kernels.rows import cache_offsets, depths
 from fastqwen.mtp.tree import Tree, all_shapes
 
@@ -82,16 +82,12 @@ class Case:
         """float64 attention over the stored bytes, and the bound of the module's docstring: [heads, D] each."""
         seen = [*range(position), own]
         keys, values = (x[:, seen].double() for x in self.cache.read(0, max(seen) + 1))
-        digits = _takes_text(q, self.cache.keys)  # queries are rounded to two int8 digits
         q = q.double().view(self.kv_heads, -1, self.dim)
         scale = self.dim**-0.5 * math.log2(math.e)
         weights = torch.softmax(q @ keys.mT * self.dim**-0.5, -1)
         size = (q.abs() @ keys.abs().mT).amax(-1, keepdim=True) * scale
         kind = {torch.int8: "int8", torch.bfloat16: "bf16", torch.float32: "fp32"}[self.cache.keys.numbers.dtype]
         share = WEIGHT_ERROR[kind] + 2**-23 * (self.dim + 16) * size + 2**-23 * (min(len(seen), 2048) + 320)
-        if digits:
-            largest = q.abs().amax(-1, keepdim=True) * keys.abs().sum(-1).amax(-1)[:, None, None]
-            share = share + 0.71 / 32639 * largest * scale
         out, bound = weights @ values, share * (weights @ values.abs())
         if kind == "int8":
             largest = (weights * self.cache.values.scales[:, None, seen]).amax(-1, keepdim=True)

@@ -131,6 +131,16 @@ def test_waiting_rows_reach_the_head_in_order_across_the_rings_end():
     assert head.chosen.tolist()[:2] == [44, 45] and int(head.above[0]) == 3 and head.attention[0] == 23
 
 
+def test_a_level_that_is_made_more_often_than_a_tree_is_deep_stays_in_its_list():
+    """As where the part that makes one is timed alone."""
+    round = new_round(OFF)
+    round.state[rounds.LEVEL] = 6
+    for level in (7, 8, 8, 8):
+        rounds.next_level(round)
+        assert round.state[rounds.LEVEL] == level
+    assert int(round.head.depth[0]) == 7
+
+
 def test_more_stop_tokens_than_fit_are_refused():
     with pytest.raises(ValueError, match="9 stop tokens"):
         new_round(OFF, stops=range(9))
