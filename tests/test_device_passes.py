@@ -190,36 +190,41 @@ def test_passes_captured_in_memory_taken_before_give_the_text_too(engine, wanted
     assert on_device(engine, [OFF, Tree((3, 2, 1, 1))], settings, kind=kind)[0] == wanted(settings)[0]
 
 
-REPLIES = """
+MODELS = ("demo", "demo-w4a8", "demo-bf16")
+REPLIES = f"""
 import torch
 from fastqwen.engine import SamplingSettings, load
-engine = load(MODEL)
-assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
-for mtp, top_k in (("off", 40), ("auto", 40), ("3", 0), ("auto", 40)):
-    settings = SamplingSettings(temperature=1.0, top_k=top_k, top_p=1.0)
-    print(list(engine.generate("a fox", settings=settings, seed=3, mtp=mtp, max_tokens=40).token_ids))
-    if top_k == 0:
-        engine.offload()
+for model in {MODELS}:
+    engine = load(model)
+    assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+    for mtp, top_k in (("off", 40), ("auto", 40), ("3", 0), ("auto", 40)):
+        settings = SamplingSettings(temperature=1.0, top_k=top_k, top_p=1.0)
+        print(list(engine.generate("a fox", settings=settings, seed=3, mtp=mtp, max_tokens=40).token_ids), flush=True)
+        if top_k == 0:
+            engine.offload()
+    del engine
 """
 
 
-@pytest.mark.parametrize("model", ["demo", "demo-w4a8", "demo-bf16"])
-def test_comfyuis_allocator_has_the_same_text_by_graphs(model, tmp_path):
+def test_comfyuis_allocator_has_the_same_text_by_graphs(tmp_path):
     """Graphs that were captured, replayed, given up and captured again, in a process that uses cudaMallocAsync."""
     allocator = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}  # as ComfyUI sets it
     environment = os.environ | allocator | {"PYTHONPATH": str(tmp_path)}
-    code = REPLIES.replace("MODEL", repr(model))
     (tmp_path / "fastqwen").symlink_to(Path(__file__).resolve().parent.parent, target_is_directory=True)
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", REPLIES]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert "no CUDA graphs" not in done.stderr, done.stderr
     assert "uncaptured" not in done.stderr, done.stderr
-    texts, plain = done.stdout.splitlines(), load(model)
-    for line, top_k in zip(texts, (40, 40, 0, 40), strict=True):
-        settings = SamplingSettings(temperature=1.0, top_k=top_k, top_p=1.0)
-        wanted = plain.generate("a fox", settings=settings, seed=3, mtp="off", max_tokens=40).token_ids
-        assert line == str(list(wanted))
+    texts = iter(done.stdout.splitlines())
+    for model in MODELS:
+        plain, wanted = load(model), {}
+        for top_k in (40, 0):
+            settings = SamplingSettings(temperature=1.0, top_k=top_k, top_p=1.0)
+            reply = plain.generate("a fox", settings=settings, seed=3, mtp="off", max_tokens=40)
+            wanted[top_k] = str(list(reply.token_ids))
+        assert [next(texts) for _ in range(4)] == [wanted[40], wanted[40], wanted[0], wanted[40]]
+    assert not list(texts)
 
 
 @pytest.mark.parametrize("trees", [[OFF], [Tree((3, 2, 1, 1))]], ids=["off", "tree"])
