@@ -114,8 +114,11 @@ def _where() -> str:
     while frame is not None and len(places) < 3:
         file = Path(frame.f_code.co_filename).resolve()
         if file.is_relative_to(_OURS) and file != Path(__file__).resolve():
-            place = f"{file.relative_to(_OURS).as_posix()}:{frame.f_lineno}"
-            places += [place] if place not in places else []
+            name = file.relative_to(_OURS)
+            place = f"{name.as_posix()}:{frame.f_lineno}"
+            # An environment inside our folder holds torch's own files.
+            if place not in places and "site-packages" not in name.parts:
+                places.append(place)
         frame = frame.f_back
     return " < ".join(places)
 
