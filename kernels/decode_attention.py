@@ -207,6 +207,9 @@ def _common(q, keys, values, control, workspace, dependent):
     kv_heads, _, dim = keys.numbers.shape
     group = q.shape[1] // kv_heads
     keywords = {"KV_HEADS": kv_heads, "GROUP": group, "D": dim, "DEPENDENT": dependent}
+    # Every launch says which: what Triton does otherwise follows its version and an environment variable, and with it
+    # the bits of a result would.
+    keywords["enable_fp_fusion"] = True
     if dependent:
         keywords["launch_pdl"] = True
     scales = (keys.scales, values.scales) if keys.scales is not None else (workspace.peak, workspace.peak)

@@ -89,6 +89,7 @@ def _exact(heads, inputs, state, new_state, out, halves):
     between = [v.new_empty(rows), v.new_empty(rows), half(*rows, _EXACT_CHUNK), half(*rows, dk)]  # from chunk to walk
     between += [v.new_empty(chunks, hv, dv, _EXACT_CHUNK)]
     sizes = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "CHUNK": _EXACT_CHUNK, "HALVES": halves}
+    sizes["enable_fp_fusion"] = True
     # Products of products keep a warp's rows together, and 32 rows are two warps' work; more would repeat it.
     _kernels.chunk_kernel[(chunks, hv)](
         *inputs, *split, *between, tokens, chunks, PK=min(dk, _PIECE), PV=min(dv, _PIECE),
@@ -109,7 +110,7 @@ def narrow_chunks(heads: Heads, q: Tensor, k: Tensor, g: Tensor, beta: Tensor) -
     between = [g.new_empty(rows), g.new_empty(rows), q.new_empty(*rows, CHUNK), q.new_empty(*rows, CHUNK)]
     _kernels.narrow_chunk_kernel[rows[:2]](
         q, k, g, beta, *between, tokens, HK=heads.key_heads, HV=heads.value_heads, DK=heads.key_dim, CHUNK=CHUNK,
-        PACKED=_packed(q.device), num_warps=4, maxnreg=_REGISTERS,
+        PACKED=_packed(q.device), num_warps=4, maxnreg=_REGISTERS, enable_fp_fusion=True,
     )  # fmt: skip
     return between
 
@@ -122,7 +123,7 @@ def _narrow_walk(heads, rows, between, state, new_state, out):
     _kernels.narrow_walk_kernel[(hv, dv // columns)](
         *rows, *between, state, new_state, out, tokens, len(between[0]), HK=heads.key_heads, HV=hv, DK=heads.key_dim,
         DV=dv, PV=columns, CHUNK=CHUNK, PACKED=_packed(device), STAGES=walk_stages(device),
-        num_warps=max(1, columns // 16),
+        num_warps=max(1, columns // 16), enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -174,12 +175,13 @@ def prefill(
     blocks = -(-tokens // _ROWS)
     _kernels.inputs_kernel[(blocks, 2 * hk + hv)](
         qkv, qkv.stride(0), b, b.stride(0), a, a.stride(0), weights.taps, weights.rate, weights.dt_bias, window,
-        q, k, v, g, beta, tokens, HK=hk, HV=hv, DK=dk, DV=dv, ROWS=_ROWS, num_warps=4,
+        q, k, v, g, beta, tokens, HK=hk, HV=hv, DK=dk, DV=dv, ROWS=_ROWS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     o, recurrent = _chunked(heads, recurrent, q, k, v, g, beta, _nvidia(qkv.device))
     out = qkv.new_empty(tokens, hv * dv)
     _kernels.gated_norm_kernel[(blocks, hv)](
-        o, z, z.stride(0), weights.norm, weights.eps, out, tokens, HV=hv, DV=dv, ROWS=_ROWS, num_warps=4
+        o, z, z.stride(0), weights.norm, weights.eps, out, tokens, HV=hv, DV=dv, ROWS=_ROWS, num_warps=4,
+        enable_fp_fusion=True,
     )  # fmt: skip
     columns = qkv[-(TAPS - 1) :]
     if tokens < TAPS - 1:

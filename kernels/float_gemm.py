@@ -48,6 +48,6 @@ def float_gemm(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tenso
     block_k = 128 if k % 128 == 0 and x.dtype != torch.float32 else 64
     _kernels.float_gemm_kernel[(-(-rows // ROWS), -(-columns // _BLOCK_N))](
         x, weight, out, rows, columns, x.stride(0), K=k, BLOCK_R=ROWS, BLOCK_N=_BLOCK_N, BLOCK_K=block_k,
-        num_warps=4, num_stages=4,  # 60 KiB of shared memory, which every GPU has
+        enable_fp_fusion=True, num_warps=4, num_stages=4,  # 60 KiB of shared memory, which every GPU has
     )  # fmt: skip
     return out

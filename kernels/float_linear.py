@@ -132,7 +132,7 @@ def float_linear(
     launch = launch or launch_for(rows, columns, weight.dtype)
     if launch.form == "dot" and columns % launch.block_k:
         raise ValueError(f"{columns} columns are no multiple of the launch's steps of {launch.block_k}")
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
     if dependent:
         options["launch_pdl"] = True
     _kernels.float_linear_kernel[(launch.blocks(rows),)](

@@ -229,13 +229,14 @@ def unpack(weight: PackedWeight, slabs: Tensor, *, portable: bool = False) -> Te
         _kernels.unpack_kernel[(count, records)](
             weight.storage, weight.table.view(torch.uint8), table_of, slabs, out,
             K=layout.columns, BITS=layout.bits, C=layout.record_columns, TABLES=tables, num_warps=4,
+            enable_fp_fusion=True,
         )  # fmt: skip
         return out
     warps = 4
     _kernels.unpack_records_kernel[(count, -(-records // warps))](
         weight.words, weight.table, table_of, slabs, out.view(torch.int32), max(weight.window, 0),
         K=layout.columns, BITS=layout.bits, J=layout.record_columns // 64, WARPS=warps, WINDOW=weight.window >= 0,
-        TABLES=tables, num_warps=warps,
+        TABLES=tables, num_warps=warps, enable_fp_fusion=True,
     )  # fmt: skip
     return out
 

@@ -51,6 +51,6 @@ def rms_norm_rows(
     options = {"launch_pdl": True} if dependent else {}
     _kernels.rms_norm_kernel[(rows, len(parts))](
         x, other, weight, other_weight, out, x.stride(0), other.stride(0), columns, eps, BLOCK=block,
-        DEPENDENT=dependent, num_warps=max(1, min(16, block // 256)), **options,
+        DEPENDENT=dependent, num_warps=max(1, min(16, block // 256)), enable_fp_fusion=True, **options,
     )  # fmt: skip
     return out

@@ -248,4 +248,6 @@ def _angles(round):
 
 
 def _options(dependent):
-    return {"DEPENDENT": dependent, "num_warps": 1} | ({"launch_pdl": True} if dependent else {})
+    return {"DEPENDENT": dependent, "num_warps": 1, "enable_fp_fusion": True} | (
+        {"launch_pdl": True} if dependent else {}
+    )

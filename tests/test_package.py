@@ -137,3 +137,24 @@ def test_no_file_goes_around_comfyuis_device_and_memory_management():
             continue
         text = path.read_text()
         assert not [pattern for pattern in patterns if pattern in text], path
+
+
+def test_every_launch_says_whether_products_and_sums_are_fused():
+    """What Triton does otherwise depends on its version and on an environment variable, and bits on that."""
+    launches = 0
+    for file in sorted((ROOT / "kernels").glob("[a-z]*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        for name, function in functions.items():
+            for call in ast.walk(function):
+                target = call.func if isinstance(call, ast.Call) else None
+                if not (isinstance(target, ast.Subscript) and ast.unparse(target.value).endswith("_kernel")):
+                    continue
+                launches += 1
+                # In the call, or, where it takes a dictionary, in its function or one that the function calls.
+                text = ast.unparse(call)
+                if any(keyword.arg is None for keyword in call.keywords):
+                    called = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & functions.keys()
+                    text += "".join(ast.unparse(functions[other]) for other in called | {name})
+                assert "enable_fp_fusion" in text, f"{file.name}: {ast.unparse(target.value)}"
+    assert launches > 20
