@@ -184,15 +184,9 @@ def draw(
     )  # fmt: skip
     wide = candidates is not None
     _kernels.bound_kernel[(rows,)](
-        workspace.maxima,
-        settings.whole,
-        workspace.bound,
-        maxima,
-        MAXIMA=max(16, 1 << (maxima - 1).bit_length()),
-        WIDE=wide,
-        num_warps=4,
-        **options,
-    )
+        workspace.maxima, settings.whole, workspace.bound, maxima, MAXIMA=max(16, 1 << (maxima - 1).bit_length()),
+        WIDE=wide, num_warps=4, **options,
+    )  # fmt: skip
     _kernels.list_kernel[(rows, blocks)](
         *shared, workspace.bound, workspace.count, workspace.listed, LISTED=LISTED, num_warps=8, **row_options,
     )  # fmt: skip
