@@ -15,6 +15,7 @@ OPTIONS = (OFF, *(Tree.chain(depth) for depth in range(1, 6)), *all_shapes())
 PERIOD = 32  # passes between decisions, fewer in a reply's first passes
 GAIN = 1.03  # what a change must promise: neighbouring shapes differ by less than the counts' noise
 PROBE = 64  # passes between probes while off is best
+LATE, OVERDUE = 96, 0.017  # after so many plain passes a probe may lose so much for each of them
 EARLY_CHECKS, EARLY_CHECK = 6, 5  # how often and after how many drafts a plain pass is measured at first
 CHECK = 256  # the same later: its time grows with the context
 SETTLED = 48  # passes after which their prices stand
@@ -73,15 +74,17 @@ class Planner:
     """`auto`: chooses the tree of every pass of one reply, from what this reply and earlier ones showed.
 
     Without earlier ones it measures plain passes, then chains of one, and goes on from there. A tree is taken only if
-    the credit covers that it accepts nothing; so the loss against plain decoding is bounded at every moment however
-    wrong the expected tokens are, as far as the measured times are right. First uses, which compiling may slow, are
-    paid for too: at what they turn out to cost once they were measured again.
+    the credit covers that it accepts nothing, and chosen only if it leaves half of the credit to cheaper ones; so the
+    loss against plain decoding is bounded at every moment however wrong the expected tokens are, as far as the measured
+    times are right, and a few wrong drafts are not the last. First uses, which compiling may slow, are paid for too: at
+    what they turn out to cost once they were measured again.
     """
 
     def __init__(self, statistics: Statistics | None = None, costs: Costs | None = None) -> None:
         self.statistics = Statistics() if statistics is None else statistics
         self.costs = Costs() if costs is None else costs
         self._current = OFF
+        self._wanted: Tree | None = None  # better, but more than credit allows
         self._credit = CREDIT
         self._passes = self._drafted = 0  # in all, and with drafts
         self._early: list[tuple[Tree, int, int, float]] = []  # first passes: tree, missed, tokens, seconds
@@ -101,10 +104,12 @@ class Planner:
         if not self._measured():
             # Only if the credit covers what the first one seemed to cost; if that was wrong, full credit tries again.
             return ONE if self._first_loss() <= self._credit or self._credit == CREDIT else OFF
-        wanted = self._current
-        if wanted == OFF and self._since_drafts >= min(PROBE, 2 * self._drafted):
+        wanted, missed = self._current, self._since_drafts
+        if wanted == OFF and missed >= min(PROBE, 2 * self._drafted):
             wanted = ONE
-        return wanted if self._affordable(wanted, missed=self._since_drafts) else OFF
+            if self._overdue(missed) and self._loss(ONE, missed) <= OVERDUE * missed:
+                return ONE
+        return wanted if self._affordable(wanted, missed) else OFF
 
     def observe(
         self, tree: Tree, accepted: Accepted, *, cut: bool, draft_seconds: float, verify_seconds: float
@@ -124,14 +129,17 @@ class Planner:
             memory = PROBE_MEMORY if self._current == OFF else MEMORY
             self.statistics.observe(tree, accepted.path, cut=cut, memory=memory)
         if self.costs.known(OFF):
-            self._pay(tree, missed, len(accepted.path), draft_seconds + verify_seconds)
+            paid = 0 if tree.depth and self._overdue(missed) else missed
+            self._pay(tree, paid, len(accepted.path), draft_seconds + verify_seconds)
         if not self._measured():
             return
         broke = not self._affordable(self._current)
         if broke:  # the counts promised better than this
             self.statistics.fade(PROBE_MEMORY)
         period = min(PERIOD, max(2, self._drafted // 2))
-        if broke or (tree.depth if self._current == OFF else self._since_choice >= period):
+        due = tree.depth if self._current == OFF else self._since_choice >= period
+        # A tree that credit forbids gives way at once, and the one that it kept away comes as soon as it may.
+        if broke or due or not self._prudent(self._current) or (self._wanted and self._prudent(self._wanted)):
             self._choose()
 
     def scores(self) -> dict:
@@ -146,6 +154,11 @@ class Planner:
             options.sort(key=lambda option: -option["tokens_per_second"])
         return {"current": name(self._current), "rates": rates, "options": options[:5]}
 
+    def _overdue(self, missed: int) -> bool:
+        """Whether credit need not cover what the head has to catch up with: that grows by every plain pass, about as
+        much as credit does, and would keep drafts away for the rest of a reply."""
+        return self._current == OFF and missed >= LATE
+
     def _measured(self) -> bool:
         return self.costs.known(OFF) and self.costs.known(ONE)
 
@@ -153,7 +166,17 @@ class Planner:
         return seconds / self.costs.seconds(OFF)
 
     def _affordable(self, tree: Tree, missed: int = 0) -> bool:
-        return tree == OFF or self._plain_passes(self.costs.seconds(tree, missed=missed)) - 1 <= self._credit
+        return tree == OFF or self._loss(tree, missed) <= self._credit
+
+    def _loss(self, tree: Tree, missed: int = 0) -> float:
+        """What a pass that accepts nothing loses, in plain passes."""
+        return self._plain_passes(self.costs.seconds(tree, missed=missed)) - 1
+
+    def _prudent(self, tree: Tree) -> bool:
+        """Whether the tree leaves half of the credit, or all but one pass, or is as cheap as a chain of one."""
+        loss, cheapest = self._loss(tree), self._loss(ONE)
+        half = max(self._credit / 2, self._credit - 1)
+        return tree == OFF or loss <= half or (self._warm and loss <= min(cheapest, self._credit))
 
     def _first_loss(self) -> float:
         """What a chain of one that accepts nothing seems to lose, in plain passes; 0 before there was one."""
@@ -182,6 +205,8 @@ class Planner:
 
     def _choose(self) -> None:
         self._since_choice = 0
-        options = [tree for tree in OPTIONS if self._affordable(tree)]
+        rates, options = self.statistics.rates(), [tree for tree in OPTIONS if self._prudent(tree)]
+        best = choose(OPTIONS, rates, self.costs.seconds, self._current)
         current = self._current if self._current in options else OFF
-        self._current = choose(options, self.statistics.rates(), self.costs.seconds, current)
+        self._current = choose(options, rates, self.costs.seconds, current)
+        self._wanted = None if best in options or self._current == OFF else best

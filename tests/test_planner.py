@@ -132,6 +132,28 @@ def test_a_first_reply_with_known_costs_is_near_the_best_option_soon_and_loses_l
         assert simulate(knowing(machine), NEVER, machine, 64, seed=seed, first_use=1.0)[0] > 0.97
 
 
+def test_a_reply_whose_first_drafts_are_wrong_goes_on_with_cheaper_ones():
+    """Where costs are known and earlier texts were predictable: trees grow cheaper before credit is spent."""
+    machine, planner = MACHINES["GPU, drafts are dear"], knowing(MACHINES["GPU, drafts are dear"])
+    simulate(planner, TEXTS["structured"], machine, 100, first_use=1.0)
+    planner = Planner(planner.statistics, planner.costs)
+    _, first = simulate(planner, NEVER, machine, 3, first_use=1.0)
+    _, then = simulate(planner, TEXTS["structured"], machine, 20, first_use=1.0)
+    depths = [tree.depth for tree in first]
+    assert depths[0] > depths[1] >= depths[2] > 0
+    assert all(tree.depth for tree in then) and then[-1].depth >= 4
+
+
+def test_what_the_head_must_catch_up_with_does_not_keep_drafts_away_for_good():
+    """A plain pass makes the next draft dearer by about what it adds to credit: eight waiting rows are a level."""
+    machine, planner = MACHINES["GPU, rows are free"], knowing(MACHINES["GPU, rows are free"])
+    speed, trees = simulate(planner, NEVER, machine, 80, first_use=1.0, catch_up=0.1 / 8)
+    assert speed > 0.97 and trees[-1] == OFF
+    _, trees = simulate(planner, TEXTS["structured"], machine, 150, first_use=1.0, catch_up=0.1 / 8)
+    assert all(tree.depth >= 4 for tree in trees[-20:])
+    assert simulate(planner, NEVER, machine, 600, first_use=1.0, catch_up=0.1 / 8)[0] > 0.97
+
+
 def test_the_first_passes_are_plain_then_chains_of_one():
     _, trees = simulate(Planner(), TEXTS["prose"], MACHINES["GPU, rows are free"], 4)
     assert trees == [OFF, OFF, ONE, ONE]
