@@ -52,6 +52,7 @@ from .rows import SLOTS
 MERGE_PLACES, MERGE_TURNS, MERGE_WARPS, MERGE_BLOCKS = 4, 8, 4, 1
 BY_TEXT, TEXT, AHEAD, BLOCKS = True, {}, 2, 4
 EARLY = True  # whether dependent launches read control before they wait, and check it after
+_WITHOUT_TEXT: set[torch.device] = set()  # where the text failed its check
 
 
 @dataclass(frozen=True)
@@ -159,17 +160,19 @@ def _takes_text(q, keys) -> bool:
     """Whether parts are those of kernels/_attention_ptx.py: int8 on NVIDIA from compute capability 8.0."""
     numbers = keys.numbers
     fits = numbers.dtype == torch.int8 and numbers.shape[2] >= 128 and q.dtype != torch.float32
-    return BY_TEXT and fits and q.is_cuda and _has_mma(q.device) and q.device not in _WITHOUT_TEXT
+    return fits and _text_runs(q.device)
+
+
+def _text_runs(device) -> bool:
+    return BY_TEXT and device.type == "cuda" and _has_mma(device) and device not in _WITHOUT_TEXT
 
 
 def avoid_text(device: torch.device) -> bool:
-    """Has Triton's own form be used on a device from now on; False where it was already."""
-    known = device in _WITHOUT_TEXT
+    """Has Triton's own form be used on a device from now on; False where it was anyway."""
+    device = torch.empty(0, device=device).device  # with its number, as tensors have it
+    ran = _text_runs(device)
     _WITHOUT_TEXT.add(device)
-    return not known
-
-
-_WITHOUT_TEXT = set()
+    return ran
 
 
 @cache
@@ -207,8 +210,8 @@ def _common(q, keys, values, control, workspace, dependent):
     kv_heads, _, dim = keys.numbers.shape
     group = q.shape[1] // kv_heads
     keywords = {"KV_HEADS": kv_heads, "GROUP": group, "D": dim, "DEPENDENT": dependent}
-    # Every launch says which: what Triton does otherwise follows its version and an environment variable, and with it
-    # the bits of a result would.
+    # Said in every launch: what Triton does otherwise depends on its version and on an environment variable, and so
+    # would a result's bits.
     keywords["enable_fp_fusion"] = True
     if dependent:
         keywords["launch_pdl"] = True

@@ -88,16 +88,16 @@ def _exact(heads, inputs, state, new_state, out, halves):
     rows = chunks, hv, _EXACT_CHUNK
     between = [v.new_empty(rows), v.new_empty(rows), half(*rows, _EXACT_CHUNK), half(*rows, dk)]  # from chunk to walk
     between += [v.new_empty(chunks, hv, dv, _EXACT_CHUNK)]
-    sizes = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "CHUNK": _EXACT_CHUNK, "HALVES": halves}
-    sizes["enable_fp_fusion"] = True
+    common = {"HK": hk, "HV": hv, "DK": dk, "DV": dv, "CHUNK": _EXACT_CHUNK, "HALVES": halves}
+    common["enable_fp_fusion"] = True
     # Products of products keep a warp's rows together, and 32 rows are two warps' work; more would repeat it.
     _kernels.chunk_kernel[(chunks, hv)](
         *inputs, *split, *between, tokens, chunks, PK=min(dk, _PIECE), PV=min(dv, _PIECE),
-        PRECISION="tf32x3" if _nvidia(v.device) else "ieee", num_warps=2, **sizes,
+        PRECISION="tf32x3" if _nvidia(v.device) else "ieee", num_warps=2, **common,
     )  # fmt: skip
     _kernels.walk_kernel[(hv, dv // columns)](
         *split, *between, state, new_state, out, tokens, chunks,
-        PV=columns, STAGES=walk_stages(v.device), num_warps=max(1, columns // 16), **sizes,
+        PV=columns, STAGES=walk_stages(v.device), num_warps=max(1, columns // 16), **common,
     )  # fmt: skip
 
 

@@ -99,6 +99,7 @@ def test_self_check_compares_with_the_reference(kind, monkeypatch):
 def test_where_attention_in_ptx_is_wrong_tritons_own_form_is_used(monkeypatch, caplog):
     device, checks = torch.device("cpu"), []
     monkeypatch.setattr(decode_attention, "_WITHOUT_TEXT", set())
+    monkeypatch.setattr(decode_attention, "_text_runs", lambda device: device not in decode_attention._WITHOUT_TEXT)
 
     def wrong_result(device, kind):
         checks.append(device in decode_attention._WITHOUT_TEXT)
@@ -110,3 +111,16 @@ def test_where_attention_in_ptx_is_wrong_tritons_own_form_is_used(monkeypatch, c
     assert "no such instruction)" in caplog.text and "Triton's own form" in caplog.text
     monkeypatch.setattr(backend, "_wrong_result", lambda device, kind: "attention differs")
     assert backend._wrong_attention(device, "int8") == "attention differs"  # nothing is left to try
+
+
+def test_where_ptx_never_ran_a_failure_is_said_as_it_is(monkeypatch, caplog):
+    monkeypatch.setattr(decode_attention, "_WITHOUT_TEXT", set())
+    monkeypatch.setattr(backend, "_wrong_result", lambda device, kind: "attention differs")
+    assert backend._wrong_attention(torch.device("cpu"), "int8") == "attention differs" and not caplog.text
+
+
+@pytest.mark.gpu
+def test_a_device_without_its_number_is_the_same_device(monkeypatch):
+    monkeypatch.setattr(decode_attention, "_WITHOUT_TEXT", set())
+    assert decode_attention.avoid_text(torch.device("cuda")) and not decode_attention.avoid_text(torch.device("cuda"))
+    assert not decode_attention._text_runs(torch.empty(0, device="cuda").device)
