@@ -76,7 +76,8 @@ class Planner:
     Without earlier ones it measures plain passes, then chains of one, and goes on from there. A tree is taken only if
     the credit covers that it accepts nothing, and chosen only if it leaves half of the credit to cheaper ones; so the
     loss against plain decoding is bounded at every moment however wrong the expected tokens are, as far as the measured
-    times are right, and a few wrong drafts are not the last. First uses, which compiling may slow, are paid for too: at
+    times are right, and a few wrong drafts are not the last. Besides, a probe after LATE plain passes may cost OVERDUE
+    of each. First uses, which compiling may slow, are paid for too: at
     what they turn out to cost once they were measured again.
     """
 
@@ -106,9 +107,9 @@ class Planner:
             return ONE if self._first_loss() <= self._credit or self._credit == CREDIT else OFF
         wanted, missed = self._current, self._since_drafts
         if wanted == OFF and missed >= min(PROBE, 2 * self._drafted):
-            wanted = ONE
-            if self._overdue(missed) and self._loss(ONE, missed) <= OVERDUE * missed:
+            if self._overdue(missed):
                 return ONE
+            wanted = ONE
         return wanted if self._affordable(wanted, missed) else OFF
 
     def observe(
@@ -120,6 +121,7 @@ class Planner:
         draft_seconds, verify_seconds: how long the two parts of this pass took.
         """
         missed = self._since_drafts
+        paid = 0 if tree.depth and self._overdue(missed) else missed
         self.costs.observe(tree, draft_seconds, verify_seconds, missed=missed)
         self._passes += 1
         self._since_choice += 1
@@ -129,7 +131,6 @@ class Planner:
             memory = PROBE_MEMORY if self._current == OFF else MEMORY
             self.statistics.observe(tree, accepted.path, cut=cut, memory=memory)
         if self.costs.known(OFF):
-            paid = 0 if tree.depth and self._overdue(missed) else missed
             self._pay(tree, paid, len(accepted.path), draft_seconds + verify_seconds)
         if not self._measured():
             return
@@ -155,9 +156,10 @@ class Planner:
         return {"current": name(self._current), "rates": rates, "options": options[:5]}
 
     def _overdue(self, missed: int) -> bool:
-        """Whether credit need not cover what the head has to catch up with: that grows by every plain pass, about as
-        much as credit does, and would keep drafts away for the rest of a reply."""
-        return self._current == OFF and missed >= LATE
+        """Whether a probe is made whatever the credit, which need not cover what the head has to catch up with: that
+        grows by every plain pass, about as much as credit does, and would keep drafts away for the rest of a reply."""
+        late = self._current == OFF and missed >= LATE and self._measured()
+        return late and self._loss(ONE, missed) <= OVERDUE * missed
 
     def _measured(self) -> bool:
         return self.costs.known(OFF) and self.costs.known(ONE)
