@@ -21,6 +21,7 @@ from ..mtp.drafts import NoDrafts
 from ..mtp.head_drafts import HeadDrafts
 from ..mtp.planner import Fixed
 from ..mtp.tree import Tree
+from .scripts import one_sentence
 
 KINDS = {  # kind -> (prompt, whether the chat template is put around it)
     "code": ("Write a function that adds two numbers.", True),
@@ -84,6 +85,7 @@ def measure(engine, kind: str, temperature: float, tokens: int, seeds: int) -> d
     return {"kind": kind, "temperature": temperature, **rates}
 
 
+@one_sentence()
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo-bf16")

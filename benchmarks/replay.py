@@ -25,7 +25,9 @@ from ..mtp.acceptance import Accepted
 from ..mtp.estimates import LEVELS, Costs, Statistics
 from ..mtp.planner import OPTIONS, Planner, name
 from ..mtp.tree import Tree
+from ..weights import FastQwenError
 from .acceptance import KINDS, TEMPERATURES
+from .scripts import one_sentence
 
 Ranks = list[
     list[int]
@@ -166,10 +168,11 @@ def chain_accepted(texts: list[Ranks], depth: int) -> float:
 
 
 def recorded(arguments) -> dict[str, list[Ranks]]:
-    """Texts' ranks by "kind/temperature/post or pre"."""
+    """Texts' ranks by "kind/temperature/post or pre". Raises FastQwenError for a file that holds another recording."""
     path = Path(arguments.record) if arguments.record else None
+    made_by = {"model": arguments.model, "tokens": arguments.tokens, "seeds": arguments.seeds}
     if path and path.exists():
-        return json.loads(path.read_text())
+        return _read(path, made_by)
     engine, table = load(arguments.model, device=arguments.device), {}
     for kind in KINDS:
         for temperature in TEMPERATURES:
@@ -178,10 +181,25 @@ def recorded(arguments) -> dict[str, list[Ranks]]:
                 make = [record(engine, kind, temperature, s, arguments.tokens, pre_norm=form == "pre") for s in seeds]
                 table[f"{kind}/{temperature}/{form}"] = make
     if path:
-        path.write_text(json.dumps(table))
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.write_text(json.dumps(made_by | {"ranks": table}))
+        unfinished.replace(path)
     return table
 
 
+def _read(path: Path, made_by: dict) -> dict[str, list[Ranks]]:
+    try:
+        found = json.loads(path.read_text())
+        same = all(found[key] == value for key, value in made_by.items())
+        table = found["ranks"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FastQwenError(f"'{path}' is no recording of this benchmark: give a new name, or delete it.") from None
+    if not same:
+        raise FastQwenError(f"'{path}' records { ({key: found[key] for key in made_by}) }, asked for is {made_by}.")
+    return table
+
+
+@one_sentence()
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo-bf16")

@@ -16,6 +16,7 @@ import time
 
 from ..engine import GREEDY, SamplingSettings, load
 from ..mtp.tree import OFF, all_shapes
+from .scripts import one_sentence
 
 SUBJECTS = ("a lighthouse", "a red kite", "an old clock", "a fox in the snow", "a bowl of fruit", "a harbour at night",
             "a paper boat", "a market stall", "two birds", "a glass bridge")  # fmt: skip
@@ -59,6 +60,7 @@ def sweep(engine, *, prompts, tokens: int, seconds: float, top_k: int = 40) -> d
     }  # fmt: skip
 
 
+@one_sentence()
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="demo")

@@ -15,6 +15,7 @@ from statistics import median
 
 from ..engine import SamplingSettings, load
 from .same_text import PROMPTS
+from .scripts import one_sentence
 
 SETTINGS = {"greedy": SamplingSettings(greedy=True), "temperature 0.7": SamplingSettings(presence_penalty=0.3)}
 MODES = ("off", "auto")
@@ -67,6 +68,7 @@ def measure(engine, knowledge, prompts, length: int, kind: str, repeats: int) ->
     return row
 
 
+@one_sentence()
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")

@@ -14,6 +14,7 @@ import json
 from ..engine import SamplingSettings, load
 from ..mtp.short_head import ShortHead
 from .acceptance import KINDS, reply
+from .scripts import one_sentence
 
 
 class FirstRows(ShortHead):
@@ -56,6 +57,7 @@ def measure(engine, kind: str, temperature: float, variants: dict, tokens: int, 
     return {"kind": kind, "temperature": temperature, "tokens": count, **rates}
 
 
+@one_sentence()
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo-bf16")

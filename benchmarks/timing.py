@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ..weights import FastQwenError
+from .scripts import one_sentence
 
 
 def gpu(what: str) -> torch.device:
@@ -20,10 +21,8 @@ def gpu(what: str) -> torch.device:
 
 def main_gpu(what: str) -> torch.device:
     """The same for a script: its sentence and exit status 1 where there is none."""
-    try:
+    with one_sentence():
         return gpu(what)
-    except FastQwenError as error:
-        raise SystemExit(str(error)) from None
 
 
 def graph_microseconds(calls: Sequence[Callable[[], object]], replays: int = 20) -> float:
