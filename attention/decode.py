@@ -37,6 +37,28 @@ class DecodeScratch:
         return self._workspace
 
 
+def stage(
+    projected: tuple[Tensor, Tensor, Tensor],
+    norms: tuple[Tensor, Tensor],
+    rotary: tuple[Tensor, Tensor],
+    *,
+    eps: float,
+    control: Tensor,
+    cache: KVCache,
+) -> Tensor:
+    """Stages the rows' keys and values; returns their queries [SLOTS, heads, D] as attention takes them.
+
+    projected, norms, rotary, eps, control  as for kernels/attention_append.py; `cache` has a scratch
+    """
+    query_gate = projected[0]
+    heads, dim = query_gate.shape[1], query_gate.shape[2] // 2
+    q = query_gate.new_empty(len(query_gate), heads, dim, dtype=cache.query_dtype(query_gate.dtype))
+    return append(
+        projected, norms, rotary, eps=eps, keys=cache.keys, values=cache.values, control=control, q=q,
+        dependent=dependent_launch(query_gate.device),
+    )  # fmt: skip
+
+
 def attend(
     projected: tuple[Tensor, Tensor, Tensor],
     norms: tuple[Tensor, Tensor],
@@ -46,20 +68,12 @@ def attend(
     control: Tensor,
     cache: KVCache,
 ) -> Tensor:
-    """Stages the rows' keys and values and attends: [SLOTS, heads * D], gated; dead rows zero.
-
-    projected, norms, rotary, eps, control  as for kernels/attention_append.py; `cache` has a scratch
-    """
+    """Stages the rows' keys and values and attends: [SLOTS, heads * D], gated; dead rows zero. Arguments as `stage`."""
     query_gate = projected[0]
-    heads, dim = query_gate.shape[1], query_gate.shape[2] // 2
-    dependent = dependent_launch(query_gate.device)
-    q = query_gate.new_empty(len(query_gate), heads, dim, dtype=cache.query_dtype(query_gate.dtype))
-    append(
-        projected, norms, rotary, eps=eps, keys=cache.keys, values=cache.values, control=control, q=q,
-        dependent=dependent,
-    )  # fmt: skip
+    q = stage(projected, norms, rotary, eps=eps, control=control, cache=cache)
+    heads, dim = q.shape[1:]
     out = query_gate.new_empty(len(query_gate), heads * dim)
     return decode_attention(
         q, cache.keys, cache.values, control=control, workspace=cache.scratch.workspace(heads, cache), gate=query_gate,
-        out=out, dependent=dependent,
+        out=out, dependent=dependent_launch(query_gate.device),
     )  # fmt: skip

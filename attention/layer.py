@@ -19,7 +19,7 @@ from ..kernels.rows import SLOTS, depths, each_row
 from ..weights import Norm, Reader
 from .backend import attention_kernels, prefill_kernels, rounds_queries, takes
 from .cache import KVCache
-from .decode import DecodeScratch, attend
+from .decode import DecodeScratch, attend, stage
 from .rotary import rotate
 
 
@@ -89,6 +89,14 @@ class GatedAttention:
             o = prefill_rows(q.transpose(0, 1).contiguous(), cache.read, start).transpose(0, 1)
         return self.out(_gated(o, gate), x)[0]
 
+    def extend(self, x: Tensor, cos: Tensor, sin: Tensor, *, cache: KVCache):
+        """`prefill` without an output: keys and values are committed."""
+        if cache.prefill_kernel and cache.scratch is not None:
+            self._append_by_kernels(x, cos, sin, cache)
+            return
+        q, _, k, v = self._heads(*self.qkv(x), cos, sin)
+        cache.append(cache.for_cache(q, k)[1], v)
+
     def verify(self, x: Tensor, cos: Tensor, sin: Tensor, *, parents: Sequence[int], cache: KVCache) -> Tensor:
         """Up to eight tree rows: x [SLOTS, H], cos and sin [SLOTS, dim / 2] -> x plus the output, [SLOTS, H].
 
@@ -115,7 +123,20 @@ class GatedAttention:
         mixed = self._attend(self.qkv.verify(x, SLOTS), cos, sin, control, cache)
         return self.out.verify(mixed, SLOTS, x)[0]
 
+    def extend_slots(self, x: Tensor, cos: Tensor, sin: Tensor, *, control: Tensor, cache: KVCache):
+        """`decode` without an output: keys and values are stored."""
+        norms, projected = (self.q_norm, self.k_norm), self._by_heads(self.qkv.verify(x, SLOTS))
+        stage(projected, norms, (cos, sin), eps=self.config.rms_eps, control=control, cache=cache)
+
     def _prefill_by_kernels(self, x, cos, sin, cache):
+        c, start = self.config, cache.length
+        q, query_gate = self._append_by_kernels(x, cos, sin, cache)
+        out, int8 = x.new_empty(q.shape), rounds_queries(cache.keys.numbers.dtype, x.dtype)
+        o = prefill_attention(q, cache.keys, cache.values, start=start, out=out, int8_queries=int8)
+        return self.out(_gated(o, query_gate[..., c.head_dim :]), x)[0]
+
+    def _append_by_kernels(self, x, cos, sin, cache):
+        """Commits keys and values; returns the queries and what is projected to queries and gates."""
         c, start = self.config, cache.length
         query_gate, k, v = projected = self._by_heads(self.qkv(x))
         q = query_gate.new_empty(len(x), c.heads, c.head_dim, dtype=cache.query_dtype(x.dtype))
@@ -124,9 +145,7 @@ class GatedAttention:
             start=start, q=q,
         )  # fmt: skip
         cache.appended(len(x))
-        out, int8 = x.new_empty(q.shape), rounds_queries(cache.keys.numbers.dtype, x.dtype)
-        o = prefill_attention(q, cache.keys, cache.values, start=start, out=out, int8_queries=int8)
-        return self.out(_gated(o, query_gate[..., c.head_dim :]), x)[0]
+        return q, query_gate
 
     def _attend(self, projected, cos, sin, control, cache):
         c = self.config

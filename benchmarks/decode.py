@@ -208,11 +208,11 @@ def _prefill(model, tokens):
 
 
 def _kernels(model, layers):
-    """Where a round's time goes: microseconds and launches of every kernel, of a verify pass and a draft level."""
+    """Where a round's time goes: microseconds and launches of every kernel, of a verify pass and a draft's levels."""
     from torch.profiler import ProfilerActivity, profile
 
     found = {}
-    for part in ("verify", "next"):
+    for part in ("verify", "first", "next"):
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as trace:
             for _ in range(3):

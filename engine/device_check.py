@@ -5,6 +5,7 @@ import functools
 import torch
 
 from ..kernels import rounds, sampling
+from ..kernels.embedding import Table
 from ..kernels.rms_norm import rms_norm, rms_norm_rows
 from ..mtp.acceptance import accept
 from ..mtp.tree import Tree
@@ -33,7 +34,7 @@ def wrong_result(device: torch.device, vocab: int = 2000) -> str | None:
     wanted = torch.cat([rms_norm(part, weight, 1e-6) for part in (x, x.flip(0))], 1)
     if not bool(((both - wanted).abs() <= 1e-5 * (1 + wanted.abs())).all()):
         return "norms differ"
-    tree = Tree((2, 2))
+    tree, table = Tree((2, 2)), Table(torch.randn(vocab, 64, generator=generator).to(device))
     logits = (torch.randn(8, vocab, generator=generator) * 3).to(device)
     for settings in _SETTINGS:
         round = rounds.allocate(vocab, 64, torch.float32, torch.ones(4, device=device))
@@ -55,12 +56,15 @@ def wrong_result(device: torch.device, vocab: int = 2000) -> str | None:
         drafts = [chain, drawn(1, (chain,)) + 1, chain ^ 1, drawn(1, (chain,))]  # slots 1 to 4: a leaf is accepted
         for level, (first, second) in enumerate(((drafts[0], drafts[2]), (drafts[1], drafts[3]))):
             round.lists[level, 0], round.lists[level, 1] = first, second
-        rounds.begin_pass(round)
+        embedded = rounds.begin_pass(round, table=table, out=torch.empty(8, 64, device=device))
+        if not torch.equal(embedded, table.weight[round.tokens]):
+            return "embeddings differ"
         found = sampling.new_settings(device)
         write_settings(found, settings, _SEED)
         workspace = sampling.allocate(vocab, device)
         sampling.draw(
-            logits, found, round.seen, workspace, vocab=vocab, tokens=round.drawn, errors=round.errors
+            logits, found, round.seen, workspace, vocab=vocab, tokens=round.drawn, errors=round.errors,
+            live=round.live,
         )  # fmt: skip
         rounds.accept(round)
         wanted_path = accept(tree, (_REPLY[-1], *drafts), drawn, stop_ids=(), room=80)

@@ -6,7 +6,7 @@ and replayed for every tree, length and outcome.
 
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from statistics import median
 
 import torch
@@ -19,10 +19,13 @@ from ..mtp.head import MtpHead
 from ..mtp.tree import Tree
 from ..weights import FastQwenError
 from ..weights.backend import dependent_launch, one_line
-from .arena import Arena, arena_for, no_collection
+from .arena import Arena, arena_for
+from .capture import capture, capture_stream, levels
 from .sampling import SamplingSettings
 
 logger = logging.getLogger(__name__)
+
+DEEPEST = SLOTS - 1  # levels of a draft
 
 
 def write_settings(target: sampling.Settings, settings: SamplingSettings, seed: int):
@@ -32,12 +35,6 @@ def write_settings(target: sampling.Settings, settings: SamplingSettings, seed: 
         top_p=settings.top_p, min_p=settings.min_p, repetition_penalty=settings.repetition_penalty,
         presence_penalty=settings.presence_penalty,
     )  # fmt: skip
-
-
-@cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for every model on a device: cuBLAS keeps a workspace of megabytes for each stream that it has seen."""
-    return torch.cuda.Stream(device)
 
 
 class DeviceModel:
@@ -77,10 +74,11 @@ class DeviceModel:
             self._row = torch.zeros(SLOTS, config.hidden_size, dtype=trunk.dtype, device=device)
             self._shapes: dict[Tree, Tensor] = {}
             self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+            self._drafts: dict[int, torch.cuda.CUDAGraph] = {}  # of several levels, by their number
             self._pool = None  # the graphs' memory
             self._arenas: dict[str, Arena] = {}  # the same where they have none of their own
             self.seconds: dict[str, float] = {}  # of each part, where it was captured
-            self.hidden = self.logits = None  # of the part "rows"
+            self.logits: Tensor | None = None  # of the part "rows"
             # Functions, not methods: an object that refers to itself keeps its memory until the garbage collector runs.
             self.parts = {"verify": DeviceModel._verify}
             if self.head_cache is not None:
@@ -102,11 +100,11 @@ class DeviceModel:
         self.user = None
         if self.trunk.device.type == "cuda":
             torch.cuda.synchronize(self.trunk.device)
-        self._graphs.clear()
-        self._arenas.clear()
+        for captured in self._graphs, self._drafts, self._arenas:
+            captured.clear()
         self.parts, self._shapes = {}, {}
         self.state = self.head_cache = self.round = self.settings = self._workspace = self._row = None
-        self.hidden = self.logits = self._short_workspace = self._pool = None
+        self.logits = self._short_workspace = self._pool = None
 
     @property
     def usable(self) -> bool:
@@ -139,6 +137,13 @@ class DeviceModel:
             with torch.inference_mode():
                 self.parts[part](self)
 
+    def draft(self, depth: int):
+        """Launches the lists of that many levels, at least one."""
+        if depth in self._drafts:
+            return self._drafts[depth].replay()
+        for part in levels(depth):
+            self.run(part)
+
     def set_tree(self, tree: Tree):
         """The tree of the rounds that are launched from now on."""
         words = self._shapes.get(tree)
@@ -166,53 +171,47 @@ class DeviceModel:
         return int(token), not int(error)
 
     def _verify(self):
-        round = self.round
-        rounds.begin_pass(round, dependent=self._dependent)
-        hidden, logits = self.trunk.decode(round, self.state)
+        round, logits = self.round, self.trunk.decode(self.round, self.state)
         sampling.draw(
             logits, self.settings, round.seen, self._workspace, vocab=self.vocab, tokens=round.drawn,
-            errors=round.errors, dependent=self._dependent,
+            errors=round.errors, live=round.live, dependent=self._dependent,
         )  # fmt: skip
         rounds.accept(round, dependent=self._dependent)
-        round.ring.hidden.index_copy_(0, round.ring.index, hidden)
 
     def _verify_rows(self):
-        rounds.begin_pass(self.round, dependent=self._dependent)
-        self.hidden, self.logits = self.trunk.decode(self.round, self.state)
+        self.logits = self.trunk.decode(self.round, self.state)
 
     def _accept(self):
         rounds.accept(self.round)
-        self.round.ring.hidden.index_copy_(0, self.round.ring.index, self.hidden)
 
     def _catch_up(self):
-        """Up to eight waiting rows, one left for `first`."""
+        """Up to eight waiting rows, one left for `first`: nobody reads their outputs."""
         rounds.begin_head(self.round, keep=1, dependent=self._dependent)
-        self._waiting_rows()
+        self._rows(self.head.extend_slots, self.round.ring.hidden, self.round.head.gather)
 
     def _first(self):
         """The last waiting rows, and the first level's list."""
         rounds.begin_head(self.round, dependent=self._dependent)
-        output = self._waiting_rows()
-        torch.index_select(output, 0, self.round.head.last, out=self._row[:1])
-        self._propose()
+        self._propose(self._rows(self.head.decode, self.round.ring.hidden, self.round.head.gather))
 
     def _next(self):
-        """The next level's list."""
-        rounds.next_level(self.round, dependent=self._dependent)
-        self._row[:1].copy_(self._rows(self._row)[:1])
-        self._propose()
+        """The next level's list: the draw before has set its row."""
+        self._propose(self._rows(self.head.decode, self._row, None))
 
-    def _waiting_rows(self):
-        hidden = torch.empty_like(self._row)
-        return self._rows(torch.index_select(self.round.ring.hidden, 0, self.round.head.gather, out=hidden))
+    def _rows(self, run, hidden, gather):
+        """What the head makes of its rows by `run`, from rows `gather` of hidden states."""
+        rows, dtype = self.round.head, self.trunk.dtype
+        embeddings, places = self.trunk.embedding.table, rows.tokens
+        if embeddings is None or not embeddings.as_stored(dtype):
+            embeddings, places = self.trunk.embedding.embed(rows.tokens, dtype), None
+        return run(
+            embeddings, hidden, rows.cos, rows.sin, control=rows.attention, cache=self.head_cache, at=(places, gather)
+        )
 
-    def _rows(self, hidden):
-        rows = self.round.head
-        embeddings = self.trunk.embedding.embed(rows.tokens, self.trunk.dtype)
-        return self.head.decode(embeddings, hidden, rows.cos, rows.sin, control=rows.attention, cache=self.head_cache)
-
-    def _propose(self):
-        rows, short, hidden = self.round.head, self.head.short, self.head.for_logits(self._row, kernels=True)
+    def _propose(self, output):
+        rows, short = self.round.head, self.head.short
+        self.head.feed(output, rows.last, self._row[:1])
+        hidden = self.head.for_logits(self._row, kernels=True)
         if short is None:
             logits, entries, shortlist = self.trunk.head.verify(hidden, SLOTS)[0][:1], self.vocab, None
         else:
@@ -220,7 +219,8 @@ class DeviceModel:
         sampling.draw(
             logits, self.settings, self.round.head_seen, self._short_workspace or self._workspace, vocab=entries,
             tokens=rows.drawn, errors=rows.errors, candidates=self.round.lists, shortlist=shortlist,
-            level=self.round.state[rounds.LEVEL : rounds.LEVEL + 1], dependent=self._dependent,
+            level=self.round.state[rounds.LEVEL : rounds.LEVEL + 1], head_row=self.round.head_row,
+            dependent=self._dependent,
         )  # fmt: skip
 
     def _timed(self, name) -> float:
@@ -242,7 +242,7 @@ class DeviceModel:
             self._warm_up(parts, on_part)
             return
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        stream = _capture_stream(self.trunk.device)
+        stream = capture_stream(self.trunk.device)
         stream.wait_stream(torch.cuda.current_stream(self.trunk.device))
         with torch.cuda.stream(stream):
             works = self._warm_up(parts, on_part)
@@ -272,18 +272,23 @@ class DeviceModel:
         return True
 
     def _capture(self, parts, stream):
-        graphs, arenas = {}, {}
+        graphs, arenas, drafts = {}, {}, {}
+
+        def captured(*names):
+            replaced = self.logits  # kept meanwhile, for the same reason as no_collection
+            together = [(partial(parts[name], self), arenas[name]) for name in names]
+            graph = capture(together, pool=self._pool, stream=stream)
+            del replaced
+            return graph
+
         try:
             for name, part in parts.items():
                 arenas[name] = arena_for(part, self, device=self.trunk.device)
-                graphs[name] = torch.cuda.CUDAGraph()
-                # Other threads of the process may go on using the GPU meanwhile.
-                options = {"pool": self._pool, "stream": stream, "capture_error_mode": "thread_local"}
-                replaced = self.hidden, self.logits  # kept meanwhile, for the same reason as no_collection
-                with no_collection(), torch.cuda.graph(graphs[name], **options), arenas[name]:
-                    part(self)
-                del replaced
+                graphs[name] = captured(name)
+            if "next" in parts:  # between two graphs the GPU waits for microseconds
+                drafts = {depth: captured(*levels(depth)) for depth in range(2, DEEPEST + 1)}
             self._graphs |= graphs
+            self._drafts |= drafts
             self._arenas |= arenas
             self.seconds |= {name: self._timed(name) for name in parts}
         except torch.cuda.OutOfMemoryError:

@@ -67,7 +67,7 @@ class DevicePasses:
             following = embeddings
         if len(following):
             cache = self._model.head_cache
-            self._model.head.prefill(following, hidden[:-1], positions[:, :-1], cache=cache)
+            self._model.head.extend(following, hidden[:-1], positions[:, :-1], cache=cache)
         self._last = hidden[-1:].clone(), positions[:, -1:].clone()
 
     @property
@@ -96,6 +96,7 @@ class DevicePasses:
             round.marks[token] = 1
             if self._drafts:
                 round.ring.hidden[:1].copy_(self._last[0])
+                round.ring.rows[0] = 0
                 round.ring.following[0], round.ring.positions[0] = token, self._last[1][0, 0].to(torch.int32)
                 self._waiting = 1
         self._reply, self._root, self._tree, self._over = 1, token, None, token in self._stop_ids
@@ -155,9 +156,7 @@ class DevicePasses:
     def _draft(self, tree):
         for _ in range(-(-max(self._waiting - SLOTS, 0) // SLOTS)):
             self._model.run("catch up")
-        self._model.run("first")
-        for _ in range(tree.depth - 1):
-            self._model.run("next")
+        self._model.draft(max(tree.depth, 1))
         self._waiting = 0
 
     def _take(self) -> Outcome:

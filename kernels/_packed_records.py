@@ -241,15 +241,19 @@ def e4m3_to_float(byte):
     """The value of an e4m3 byte without a sign, by its own arithmetic: any backend has it."""
     exponent = byte >> 3
     mantissa = (byte & 7).to(tl.float32)
-    normal = (1.0 + mantissa * 0.125) * tl.exp2(exponent.to(tl.float32) - 7.0)
+    normal = (1.0 + mantissa * 0.125) * ((exponent + 120) << 23).to(tl.float32, bitcast=True)
     return tl.where(exponent == 0, mantissa * 0.001953125, normal)
 
 
 @triton.jit
 def record_grid(p_record, p_table, BITS: tl.constexpr, C: tl.constexpr):
-    """The int8 grid [16, C] of one record; codes are found byte by byte in the record layout."""
-    row = tl.arange(0, 16)[:, None]
-    column = tl.arange(0, C)[None, :]
+    """The int8 grid [16, C] of one record."""
+    return record_levels(p_record, p_table, tl.arange(0, 16)[:, None], tl.arange(0, C)[None, :], BITS, C)
+
+
+@triton.jit
+def record_levels(p_record, p_table, row, column, BITS: tl.constexpr, C: tl.constexpr):
+    """The int8 levels of rows and columns of one record; codes are found byte by byte in the record layout."""
     half = row // 8
     j = column // 64
     c = column % 16

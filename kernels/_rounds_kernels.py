@@ -1,4 +1,4 @@
-"""The Triton kernels of kernels/rounds.py, which says what they compute. One block each. Imported only with Triton."""
+"""The Triton kernels of kernels/rounds.py, which says what they compute. Imported only with Triton."""
 
 import triton
 import triton.language as tl
@@ -9,6 +9,7 @@ from ._attention_control import DEPTHS, MOVE, OFFSETS
 from ._attention_control import LENGTH as SLOTS_BEFORE
 from ._attention_control import ROWS as LIVE_ROWS
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
+from ._embedding_kernel import embed_block
 
 LENGTH = tl.constexpr(_host.LENGTH)
 POSITION = tl.constexpr(_host.POSITION)
@@ -27,6 +28,7 @@ LIMIT = tl.constexpr(_host.LIMIT)
 CAPACITY = tl.constexpr(_host.CAPACITY)
 PATH = tl.constexpr(_host.PATH)
 STOP_TOKENS = tl.constexpr(_host.STOP_TOKENS)
+KEPT = tl.constexpr(_host.KEPT)
 ROWS = tl.constexpr(_host.ROWS)
 DEPTH = tl.constexpr(_host.DEPTH)
 PARENT = tl.constexpr(_host.PARENT)
@@ -48,6 +50,16 @@ def _angles(p_inverse, p_cos, p_sin, positions, half, HALF: tl.constexpr):
 
 
 @triton.jit
+def _row_angles(p_inverse, p_cos, p_sin, row, position, half, HALF: tl.constexpr):
+    """The same of one row."""
+    o_half = tl.arange(0, HALF)
+    m_half = o_half < half
+    angle = position.to(tl.float32) * tl.load(p_inverse + o_half, mask=m_half, other=0.0)
+    tl.store(p_cos + row * half + o_half, tl.cos(angle), mask=m_half)
+    tl.store(p_sin + row * half + o_half, tl.sin(angle), mask=m_half)
+
+
+@triton.jit
 def _head_rows(p_state, p_attention, rows, length):
     """Control data of a chain of rows from `length` on, all to be kept."""
     slot = tl.arange(0, 8)
@@ -59,8 +71,8 @@ def _head_rows(p_state, p_attention, rows, length):
 
 @triton.jit(do_not_specialize=["half"])
 def begin_head_kernel(
-    p_state, p_following, p_ring_positions, p_gather, p_tokens, p_inverse, p_cos, p_sin, p_attention, p_last, p_above,
-    p_depth, half, HALF: tl.constexpr, KEEP: tl.constexpr, RING: tl.constexpr, DEPENDENT: tl.constexpr,
+    p_state, p_rows, p_following, p_ring_positions, p_gather, p_tokens, p_inverse, p_cos, p_sin, p_attention, p_last,
+    p_above, p_depth, half, HALF: tl.constexpr, KEEP: tl.constexpr, RING: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
         gdc_launch_dependents()
@@ -72,59 +84,80 @@ def begin_head_kernel(
     length = tl.load(p_state + HEAD_LENGTH)
     at = (read + slot) % RING
     m_live = slot < rows
-    tl.store(p_gather + slot, tl.where(m_live, at, RING + 1).to(tl.int64))
+    tl.store(p_gather + slot, tl.load(p_rows + at, mask=m_live, other=RING + 1).to(tl.int64))
     tl.store(p_tokens + slot, tl.load(p_following + at, mask=m_live, other=0))
     _angles(p_inverse, p_cos, p_sin, tl.load(p_ring_positions + at, mask=m_live, other=0), half, HALF)
     _head_rows(p_state, p_attention, rows, length)
     tl.store(p_last, tl.maximum(rows - 1, 0).to(tl.int64))
     tl.store(p_above + slot, slot * 0)
     tl.store(p_depth + slot, slot * 0)
+    tl.debug_barrier()  # every warp has read what one of them writes now
     tl.store(p_state + HEAD_LENGTH, length + rows)
     tl.store(p_state + READ, read + rows)
     tl.store(p_state + LEVEL, 1)
 
 
-@triton.jit(do_not_specialize=["half"])
-def next_level_kernel(
-    p_state, p_lists, p_tokens, p_inverse, p_cos, p_sin, p_attention, p_last, p_chosen, p_above, p_depth, half,
-    HALF: tl.constexpr, DEPENDENT: tl.constexpr,
+@triton.jit
+def next_level(
+    p_state, p_tokens, p_inverse, p_cos, p_sin, p_attention, p_last, p_chosen, p_above, p_depth, token, level, half,
+    HALF: tl.constexpr,
 ):  # fmt: skip
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
+    """Sets the head's rows to one, `token`, the first choice of `level`. For the block that has drawn it: a launch
+    less. Every warp has read before what this writes."""
     slot = tl.arange(0, 8)
-    # Levels whose lists are there. A tree has seven; where this part is timed alone it runs more often.
-    before = tl.minimum(tl.load(p_state + LEVEL), 7)
-    token = tl.load(p_lists + (before - 1) * 8)
     rows = tl.where(tl.load(p_state + DONE) != 0, 0, 1)
-    tl.store(p_tokens + slot, tl.where(slot == 0, token, 0))
-    tl.store(p_chosen + before - 1, token)
-    _angles(p_inverse, p_cos, p_sin, tl.load(p_state + POSITION) + before - 1 + slot * 0, half, HALF)
-    _head_rows(p_state, p_attention, rows, tl.load(p_state + HEAD_LENGTH) + before - 1)
+    tl.store(p_tokens + slot, tl.where(slot == 0, token.to(tl.int64), 0))
+    tl.store(p_chosen + level - 1, token.to(tl.int64))
+    _row_angles(p_inverse, p_cos, p_sin, 0, tl.load(p_state + POSITION) + level - 1, half, HALF)
+    _head_rows(p_state, p_attention, rows, tl.load(p_state + HEAD_LENGTH) + level - 1)
     tl.store(p_last, tl.zeros((), tl.int64))
-    tl.store(p_above + slot, (1 << before) - 1 + slot * 0)
-    tl.store(p_depth + slot, before + slot * 0)
-    tl.store(p_state + LEVEL, before + 1)
+    tl.store(p_above + slot, (1 << level) - 1 + slot * 0)
+    tl.store(p_depth + slot, level + slot * 0)
+    # No tree is deeper than seven, but the part that makes a level is timed alone, many times.
+    tl.store(p_state + LEVEL, tl.minimum(level + 1, 8))
 
 
 @triton.jit(do_not_specialize=["half"])
 def begin_pass_kernel(
-    p_state, p_shape, p_lists, p_tokens, p_inverse, p_cos, p_sin, p_attention, p_delta, half, HALF: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    p_state, p_shape, p_lists, p_tokens, p_inverse, p_cos, p_sin, p_attention, p_delta, p_index, p_table, p_levels,
+    p_table_of, p_scale, p_x, half, HALF: tl.constexpr, RING: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr,
+    C: tl.constexpr, TABLES: tl.constexpr, ROTATED: tl.constexpr, EMBED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """Program 0 lays the pass out. The others are a slot's angles and, with EMBED, 256 columns of its embedding each:
+    they read what no program of this launch writes."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    slot = tl.arange(0, 8)
     rows = tl.where(tl.load(p_state + DONE) != 0, 0, tl.load(p_shape + ROWS))
+    if tl.program_id(0) == 0:
+        _lay_out(p_state, p_shape, p_lists, p_tokens, p_attention, p_delta, p_index, rows, RING)
+    else:
+        BLOCKS: tl.constexpr = (K + 255) // 256
+        slot = (tl.program_id(0) - 1) // BLOCKS
+        block = (tl.program_id(0) - 1) % BLOCKS
+        depth = tl.where(slot < rows, tl.load(p_shape + DEPTH + slot), 0)
+        if block == 0:
+            _row_angles(p_inverse, p_cos, p_sin, slot, tl.load(p_state + POSITION) + depth, half, HALF)
+        if EMBED:
+            draft = tl.load(p_lists + tl.maximum(depth - 1, 0) * 8 + tl.load(p_shape + PLACE + slot))
+            token = tl.where(slot == 0, tl.load(p_state + ROOT).to(tl.int64), draft)
+            token = tl.where(slot < rows, token, 0)
+            embed_block(
+                p_table, p_levels, p_table_of, p_scale, token, block, p_x + slot * K, K, BITS, C, TABLES, ROTATED
+            )
+
+
+@triton.jit
+def _lay_out(p_state, p_shape, p_lists, p_tokens, p_attention, p_delta, p_index, rows, RING: tl.constexpr):
+    """All of a pass but angles and embeddings."""
+    slot = tl.arange(0, 8)
     depth = tl.load(p_shape + DEPTH + slot)
     m_live = slot < rows
     m_draft = m_live & (slot > 0)
     place = tl.load(p_shape + PLACE + slot)
     token = tl.load(p_lists + (depth - 1) * 8 + place, mask=m_draft, other=0)
     tl.store(p_tokens + slot, tl.where(m_live & (slot == 0), tl.load(p_state + ROOT).to(tl.int64), token))
-    positions = tl.load(p_state + POSITION) + tl.where(m_live, depth, 0)
-    _angles(p_inverse, p_cos, p_sin, positions, half, HALF)
+    tl.store(p_index + slot, tl.where(m_live, (tl.load(p_state + KEPT) + slot) % RING, RING).to(tl.int64))
 
     tl.store(p_attention + SLOTS_BEFORE, tl.load(p_state + LENGTH))
     tl.store(p_attention + LIVE_ROWS, rows)
@@ -151,7 +184,7 @@ def _at(values, place):
 
 @triton.jit
 def accept_kernel(
-    p_state, p_shape, p_attention, p_tokens, p_drawn, p_errors, p_marks, p_following, p_ring_positions, p_index,
+    p_state, p_shape, p_attention, p_tokens, p_drawn, p_errors, p_marks, p_rows, p_following, p_ring_positions,
     p_record, RING: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
@@ -226,11 +259,9 @@ def accept_kernel(
     m_path = slot < steps
     tl.store(p_following + ring, emitted.to(tl.int64), mask=m_emitted)
     tl.store(p_ring_positions + ring, position + slot, mask=m_path)
-    # By slot: the path's i-th slot is at depth i.
-    place = slot * 0 - 1
-    for i in tl.static_range(8):
-        place = tl.where((slot == _at(path, i)) & (i < steps + slot * 0), i, place)
-    tl.store(p_index + slot, tl.where(place >= 0, (written + place) % RING, RING).to(tl.int64))
+    kept = tl.load(p_state + KEPT)
+    tl.store(p_rows + ring, (kept + path) % RING, mask=m_path)
+    tl.store(p_state + KEPT, kept + rows)
 
     tl.store(p_record + 0, serial)
     tl.store(p_record + 1, steps)

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from . import sampling as _host
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
+from ._rounds_kernels import next_level
 
 SEED = tl.constexpr(_host.SEED)
 TOP_K = tl.constexpr(_host.TOP_K)
@@ -46,23 +47,42 @@ def _ids(p_ids, o, vocab, first, SHORT: tl.constexpr):
 
 
 @triton.jit
-def _keys(p_logits, p_marks, p_tokens, above, p_real, row, o, id, m_live, width):
-    """The keys of entries o of a row, which are ids `id`; LOWEST where there is none."""
-    x = tl.load(p_logits + row.to(tl.int64) * width + o, mask=m_live, other=0.0).to(tl.float32)
+def _logits(p_logits, row, o, m_live, width):
+    return tl.load(p_logits + row.to(tl.int64) * width + o, mask=m_live, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _keys(x, p_marks, p_tokens, above, p_real, o, id, m_live):
+    """The keys of entries o of a row, which are ids `id` and have logits x; LOWEST where there is none."""
     m_seen = tl.load(p_marks + id, mask=m_live, other=0) != 0
     for slot in tl.static_range(8):
-        m_seen |= (id == tl.load(p_tokens + slot)) & (((above + o * 0) >> slot & 1) != 0)
-    repetition = tl.zeros_like(x) + tl.load(p_real + REPETITION).to(tl.float32)
+        m_seen |= id == tl.where((above >> slot & 1) != 0, tl.load(p_tokens + slot).to(tl.int32), -1)
+    repetition = tl.load(p_real + REPETITION).to(tl.float32)
     presence = tl.load(p_real + PRESENCE).to(tl.float32)
-    x = tl.where(m_seen, tl.where(x < 0, x * repetition, tl.div_rn(x, repetition)) - presence, x)
-    x = tl.div_rn(x, tl.zeros_like(x) + tl.load(p_real + TEMPERATURE).to(tl.float32))
+    temperature = tl.load(p_real + TEMPERATURE).to(tl.float32)
+    # Divisions take a third of the instructions, and dividing by 1 changes nothing.
+    penalised = x
+    if repetition != 1.0:
+        penalised = tl.where(x < 0, x * repetition, tl.div_rn(x, tl.zeros_like(x) + repetition))
+    x = tl.where(m_seen, penalised - presence, x)
+    if temperature != 1.0:
+        x = tl.div_rn(x, tl.zeros_like(x) + temperature)
     return tl.where(m_live, _key(x), LOWEST)
+
+
+@triton.jit
+def _live_rows(p_live, LIVE: tl.constexpr):
+    if LIVE:
+        return tl.load(p_live)
+    else:
+        return 8
 
 
 @triton.jit(do_not_specialize=["width", "vocab", "first", "maxima"])
 def maxima_kernel(
-    p_logits, p_marks, p_tokens, p_above, p_ids, p_whole, p_real, width, vocab, first, p_maxima, p_count, maxima,
-    STRETCH: tl.constexpr, BLOCK: tl.constexpr, SHORT: tl.constexpr, DEPENDENT: tl.constexpr,
+    p_logits, p_marks, p_tokens, p_above, p_ids, p_whole, p_real, width, vocab, first, p_live, p_maxima, p_count,
+    maxima, STRETCH: tl.constexpr, BLOCK: tl.constexpr, SHORT: tl.constexpr, LIVE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The largest key of every stretch; the row's list is emptied."""
     if DEPENDENT:
@@ -72,7 +92,10 @@ def maxima_kernel(
     block = tl.program_id(1)
     o = block * BLOCK + tl.arange(0, BLOCK)
     id, m_live = _ids(p_ids, o, vocab, first, SHORT)
-    keys = _keys(p_logits, p_marks, p_tokens, tl.load(p_above + row), p_real, row, o, id, m_live, width)
+    x = _logits(p_logits, row, o, m_live, width)  # on their way while it is found out whether they count
+    if row >= _live_rows(p_live, LIVE):
+        return
+    keys = _keys(x, p_marks, p_tokens, tl.load(p_above + row), p_real, o, id, m_live)
     largest = tl.max(keys.reshape(BLOCK // STRETCH, STRETCH), 1)
     o_max = block * (BLOCK // STRETCH) + tl.arange(0, BLOCK // STRETCH)
     tl.store(p_maxima + row * maxima + o_max, largest, mask=o_max < maxima)
@@ -85,34 +108,59 @@ def _wanted(p_whole, WIDE: tl.constexpr):
     return tl.load(p_whole + (WIDE_K if WIDE else TOP_K)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["maxima"])
-def bound_kernel(p_maxima, p_whole, p_bound, maxima, MAXIMA: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr):
-    """A key that at least k of a row's maxima reach, if so many are numbers: the k-th largest of them."""
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    row = tl.program_id(0)
+@triton.jit
+def _bound(p_maxima, maxima, wanted, MAXIMA: tl.constexpr):
+    """The largest number of 16 bits, with 16 zeros behind, that `wanted` of a row's maxima reach, if so many are
+    numbers. It is at most the wanted-th largest, and few entries lie in between. Two bits a turn, whose three counts of
+    at most 512 share a sum."""
     place = tl.arange(0, MAXIMA)
-    keys = tl.load(p_maxima + row * maxima + place, mask=place < maxima, other=LOWEST)
-    keys = tl.sort(keys, descending=True)
-    bound = tl.max(tl.where(place == _wanted(p_whole, WIDE) - 1, keys, LOWEST), 0)
-    tl.store(p_bound + row, tl.maximum(bound, MINUS_INF + 1))
+    halves = (tl.load(p_maxima + place, mask=place < maxima, other=LOWEST) >> 16) + 32768
+    found = wanted * 0
+    for i in tl.static_range(8):
+        above = halves - found
+        once = (above >= (16384 >> 2 * i)).to(tl.int32)
+        twice = (above >= (32768 >> 2 * i)).to(tl.int32)
+        counts = tl.sum(once + (twice << 10) + ((above >= (49152 >> 2 * i)).to(tl.int32) << 20), 0)
+        reached = ((counts & 1023) >= wanted).to(tl.int32) + ((counts >> 10 & 1023) >= wanted).to(tl.int32)
+        reached += ((counts >> 20) >= wanted).to(tl.int32)
+        found += reached * (16384 >> 2 * i)
+    return tl.maximum((found - 32768) << 16, MINUS_INF + 1)
 
 
-@triton.jit(do_not_specialize=["width", "vocab", "first"])
-def list_kernel(
-    p_logits, p_marks, p_tokens, p_above, p_ids, p_whole, p_real, width, vocab, first, p_bound, p_count, p_listed,
-    LISTED: tl.constexpr, BLOCK: tl.constexpr, SHORT: tl.constexpr, DEPENDENT: tl.constexpr,
+@triton.jit(do_not_specialize=["maxima"])
+def bound_kernel(
+    p_maxima, p_whole, p_bound, maxima, MAXIMA: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
-    """Lists the entries at or above the bound, in the order in which they come."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0)
-    o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(p_bound + row, _bound(p_maxima + row * maxima, maxima, _wanted(p_whole, WIDE), MAXIMA))
+
+
+@triton.jit(do_not_specialize=["width", "vocab", "first", "maxima"])
+def list_kernel(
+    p_logits, p_marks, p_tokens, p_above, p_ids, p_whole, p_real, width, vocab, first, p_live, p_maxima, p_bound,
+    p_count, p_listed, maxima, LISTED: tl.constexpr, STRETCH: tl.constexpr, BLOCK: tl.constexpr, MAXIMA: tl.constexpr,
+    SHORT: tl.constexpr, WIDE: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Lists the entries at or above the bound, in the order in which they come. With MAXIMA, for one row, every block
+    finds the bound itself: a launch less."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    bound = _bound(p_maxima, maxima, _wanted(p_whole, WIDE), MAXIMA) if MAXIMA else tl.load(p_bound + row)
+    o_max = block * (BLOCK // STRETCH) + tl.arange(0, BLOCK // STRETCH)
+    largest = tl.max(tl.load(p_maxima + row * maxima + o_max, mask=o_max < maxima, other=LOWEST), 0)
+    if (largest < bound) | (row >= _live_rows(p_live, LIVE)):
+        return  # most blocks: nothing of theirs is listed
+    o = block * BLOCK + tl.arange(0, BLOCK)
     id, m_live = _ids(p_ids, o, vocab, first, SHORT)
-    keys = _keys(p_logits, p_marks, p_tokens, tl.load(p_above + row), p_real, row, o, id, m_live, width)
-    m_listed = keys >= tl.load(p_bound + row)
+    x = _logits(p_logits, row, o, m_live, width)
+    keys = _keys(x, p_marks, p_tokens, tl.load(p_above + row), p_real, o, id, m_live)
+    m_listed = keys >= bound
     place = tl.atomic_add(p_count + row + o * 0, 1, mask=m_listed, sem="relaxed")
     m_listed &= place < LISTED
     tl.store(p_listed + row * 2 * LISTED + place, keys, mask=m_listed)
@@ -138,16 +186,17 @@ def _gumbel(seed, index, id):
 
 
 @triton.jit
-def _draw(ordered, count, seed, index, top_k, greedy, p_real, SIZE: tl.constexpr):
-    """The token drawn from a list [SIZE] in descending order, of which `count` entries are live."""
+def _draw(ordered, largest, count, seed, index, top_k, greedy, p_real, SIZE: tl.constexpr):
+    """The token drawn from a list [SIZE] in descending order, of which `count` entries are live; `largest` is the
+    first one's key, and its weight is 1: nothing is searched for them."""
     place = tl.arange(0, SIZE)
     id = 0x7FFFFFFF - (ordered & 0xFFFFFFFF).to(tl.int32)
     score = _value((ordered >> 32).to(tl.int32))
     m_kept = (place < count) & (place < top_k)
     exact = tl.where(m_kept, score, float("-inf")).to(tl.float64)
-    weight = tl.where(m_kept, tl.exp(exact - tl.max(exact, 0)), 0.0)
-    share = weight / tl.sum(weight, 0)
-    m_kept = m_kept & (share >= tl.load(p_real + MIN_P) * tl.max(share, 0))
+    weight = tl.where(m_kept, tl.exp(exact - _value(largest).to(tl.float64)), 0.0)
+    total = tl.sum(weight, 0)
+    m_kept = m_kept & (weight / total >= tl.load(p_real + MIN_P) * (1.0 / total))
     weight = tl.where(m_kept, weight, 0.0)
     share = weight / tl.sum(weight, 0) * MASS
     mass = ((share + 6755399441055744.0) - 6755399441055744.0).to(tl.int64)  # rounds half to even at the integers
@@ -170,8 +219,7 @@ def _candidates(p_candidates, ordered, first, count, seed, index, wide, greedy, 
     tl.store(p_candidates, first.to(tl.int64))
     for i in tl.static_range(1, 8):
         best = tl.max(left, 0)
-        if best != -(2**63):
-            tl.store(p_candidates + i, 0x7FFFFFFF - (best & 0xFFFFFFFF))
+        tl.store(p_candidates + i, 0x7FFFFFFF - (best & 0xFFFFFFFF), mask=best != -(2**63))
         left = tl.where(left == best, -(2**63), left)
 
 
@@ -189,7 +237,8 @@ def _again(
         while start < vocab:
             o = start + tl.arange(0, BLOCK)
             id, m_live = _ids(p_ids, o, vocab, first, SHORT)
-            all = _ordered(_keys(p_logits, p_marks, p_tokens, above, p_real, row, o, id, m_live, width), id)
+            x = _logits(p_logits, row, o, m_live, width)
+            all = _ordered(_keys(x, p_marks, p_tokens, above, p_real, o, id, m_live), id)
             best = tl.maximum(best, tl.max(tl.where((all < last) & m_live, all, -(2**63 - 1)), 0))
             start += BLOCK
         tl.store(p_listed + i, (best >> 32).to(tl.int32))
@@ -210,7 +259,7 @@ def _finish(
     ordered = tl.sort(tl.where(place < count, _ordered(key, id), -(2**63)), descending=True)
     largest = (tl.max(ordered, 0) >> 32).to(tl.int32)
     good = (largest > MINUS_INF) & (largest < PLUS_INF)
-    token = tl.where(good, _draw(ordered, count, seed, index, top_k, greedy, p_real, SIZE), 0)
+    token = tl.where(good, _draw(ordered, largest, count, seed, index, top_k, greedy, p_real, SIZE), 0)
     tl.store(p_token, token.to(tl.int64))
     tl.store(p_error, tl.where(good, 0, 1))
     if WIDE:
@@ -219,20 +268,24 @@ def _finish(
         tl.debug_barrier()
         if good:
             _candidates(p_candidates, ordered, token, count, seed, index, wide, greedy, SIZE)
+    return token
 
 
-@triton.jit(do_not_specialize=["width", "vocab", "first"])
+@triton.jit(do_not_specialize=["width", "vocab", "first", "half"])
 def draw_kernel(
-    p_logits, p_marks, p_tokens, p_above, p_ids, p_whole, p_real, width, vocab, first, p_depth, p_reply, p_count,
-    p_listed, p_drawn, p_errors, p_candidates, p_level,
-    LISTED: tl.constexpr, BLOCK: tl.constexpr, SHORT: tl.constexpr, WIDE: tl.constexpr, DEPENDENT: tl.constexpr,
+    p_logits, p_marks, p_tokens, p_above, p_ids, p_whole, p_real, width, vocab, first, p_live, p_depth, p_reply,
+    p_count, p_listed, p_drawn, p_errors, p_candidates, p_level, p_state, p_head_tokens, p_inverse, p_cos,
+    p_sin, p_attention, p_last, half, LISTED: tl.constexpr, BLOCK: tl.constexpr, SHORT: tl.constexpr,
+    WIDE: tl.constexpr, LIVE: tl.constexpr, HALF: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Program: a row. Short lists, the usual ones, are sorted as such."""
+    """Program: a row. Short lists, the usual ones, are sorted as such. With HALF the head's next row is set."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0)
     count = tl.load(p_count + row)
+    if row >= _live_rows(p_live, LIVE):
+        return
     wanted = _wanted(p_whole, WIDE)
     p_listed += row * 2 * LISTED
     if count > LISTED:
@@ -246,14 +299,20 @@ def draw_kernel(
     top_k = tl.load(p_whole + TOP_K).to(tl.int32)
     greedy = tl.load(p_whole + GREEDY).to(tl.int32)
     if WIDE:
-        p_candidates += (tl.load(p_level) - 1) * 8
+        level = tl.load(p_level)
+        p_candidates += (level - 1) * 8
     if count <= 128:
-        _finish(
+        token = _finish(
             p_listed, p_real, p_drawn + row, p_errors + row, p_candidates, count, seed, index, top_k, wanted, greedy,
             128, LISTED, WIDE,
         )  # fmt: skip
     else:
-        _finish(
+        token = _finish(
             p_listed, p_real, p_drawn + row, p_errors + row, p_candidates, count, seed, index, top_k, wanted, greedy,
             LISTED, LISTED, WIDE,
+        )  # fmt: skip
+    if HALF:
+        next_level(
+            p_state, p_head_tokens, p_inverse, p_cos, p_sin, p_attention, p_last, p_tokens, p_above, p_depth, token,
+            level, half, HALF,
         )  # fmt: skip

@@ -1,45 +1,81 @@
-"""An embedding lookup from a packed table, for the few rows of a decode pass: one launch behind the unpacking.
+"""An embedding lookup for the few rows of a decode pass, from a plain table or from records (kernels/packed.py).
 
-    y[r] = grid[id] * channel_scale[id],   un-rotated where the table is of rotated rows (kernels/rotation.py)
+    y[r] = table[id],   or  level[id] * channel_scale[id],   un-rotated where the records are of rotated rows
 
-In float32 by the additions of `rotate_exactly`, one rounding to the output's dtype: the bits of a prompt's lookup.
+Records in float32 by the additions of `rotate_exactly` (kernels/rotation.py); one rounding to the output's dtype: the
+bits of a prompt's lookup. kernels/rounds.py looks a pass's rows up in the launch that lays the pass out.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .packed_linear import check_contiguous
-from .rotation import BLOCK, rotate_exactly
+from .packed_linear import PackedWeight, check_contiguous
+from .rotation import rotate_exactly
+
+
+@dataclass(frozen=True)
+class Table:
+    """weight: plain [V, K] contiguous in a float dtype, or records; rotated: the records are of rotated rows."""
+
+    weight: Tensor | PackedWeight
+    rotated: bool = False
+
+    @property
+    def columns(self) -> int:
+        return self.weight.shape[1] if isinstance(self.weight, Tensor) else self.weight.layout.columns
+
+    def as_stored(self, dtype: torch.dtype) -> bool:
+        """Whether a kernel can take a few columns at a time: they are not rotated, and plain ones have that dtype."""
+        return self.weight.dtype == dtype if isinstance(self.weight, Tensor) else not self.rotated
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What kernels read: the table, levels by scale byte and code, the level table of each slab, channel scales."""
+        weight = self.weight
+        if isinstance(weight, Tensor):
+            return weight, weight, weight, weight
+        levels = weight.table.view(torch.uint8)
+        return (
+            weight.storage,
+            levels,
+            weight.table if weight.table_of is None else weight.table_of,
+            weight.channel_scale,
+        )
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        if isinstance(self.weight, Tensor):
+            return {"K": self.columns, "BITS": 0, "C": 0, "TABLES": False, "ROTATED": False}
+        layout, tables = self.weight.layout, self.weight.table_of is not None
+        form = {"BITS": layout.bits, "C": layout.record_columns, "TABLES": tables, "ROTATED": self.rotated}
+        return {"K": self.columns} | form
 
 
 def reference(grid: Tensor, ids: Tensor, channel_scale: Tensor, *, rotated: bool, dtype: torch.dtype) -> Tensor:
-    """`embed_rows` in plain torch."""
-    rows = grid.view(len(ids), 16, -1)[torch.arange(len(ids), device=ids.device), ids % 16]
-    rows = rows.float() * channel_scale[ids, None]
+    """`embed_rows` of records in plain torch: grid int8 [V, K], channel_scale float32 [V]."""
+    rows = grid[ids].float() * channel_scale[ids, None]
     return (rotate_exactly(rows) / 16 if rotated else rows).to(dtype)
 
 
-def embed_rows(grid: Tensor, ids: Tensor, channel_scale: Tensor, *, rotated: bool, out: Tensor) -> Tensor:
-    """Returns `out`, which it fills.
+def embed_rows(table: Table, ids: Tensor, *, out: Tensor, dependent: bool = False) -> Tensor:
+    """Returns `out` [R, K] contiguous, bf16, fp16 or fp32, which it fills: one launch.
 
-    grid           int8 [16 R, K] contiguous, K a multiple of 256: the slab of 16 rows that each id lies in
-    ids            int64 or int32 [R], and channel_scale float32 [N] of the whole table
-    out            [R, K] contiguous, bf16, fp16 or fp32
+    ids        int64 or int32 [R]
+    dependent  launched as a programmatic dependent of the kernel before (NVIDIA, from compute capability 9.0)
     Raises ValueError where a shape, dtype, stride or device does not fit.
     """
     from . import _embedding_kernel as _kernel  # here, because without a GPU nobody needs Triton
 
-    rows, k = out.shape
+    rows, k = ids.numel(), table.columns
     wanted = {
-        "grid": (grid, (16 * rows, k), (torch.int8,)),
         "ids": (ids, (rows,), (torch.int64, torch.int32)),
-        "channel_scale": (channel_scale, tuple(channel_scale.shape[:1]), (torch.float32,)),
         "out": (out, (rows, k), (torch.bfloat16, torch.float16, torch.float32)),
     }
-    check_contiguous(wanted, out.device)
-    if k % BLOCK:
-        raise ValueError(f"{k} columns are no multiple of {BLOCK}")
-    _kernel.embed_rows_kernel[(rows, k // BLOCK)](
-        grid, ids, channel_scale, out, K=k, ROTATED=rotated, num_warps=1, enable_fp_fusion=False
+    check_contiguous(wanted, table.tensors[0].device)
+    options = {"launch_pdl": True} if dependent else {}
+    _kernel.embed_rows_kernel[(rows, -(-k // 256))](
+        *table.tensors, ids, out, **table.constants, DEPENDENT=dependent, num_warps=1, enable_fp_fusion=False, **options
     )  # fmt: skip
     return out

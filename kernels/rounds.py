@@ -1,12 +1,11 @@
 """What happens between passes, on the device: a round's control data, and what of a verified draft becomes text.
 
 A round is: the draft head's rows for what was committed, its further levels, the trunk's pass over the tree, a draw at
-every row, acceptance. Four small kernels, a block each, connect these, so that a round needs nothing from the host but
+every row, acceptance. Three small kernels connect these, so that a round needs nothing from the host but
 the shape of its tree, and one captured graph of each part serves every shape, length and outcome:
 
     begin_head    gathers up to eight committed rows that the head has not seen, and the tokens after them
-    next_level    feeds the head its own first choice of the level before
-    begin_pass    lays out the tree: tokens, positions, control data of attention and of DeltaNet
+    begin_pass    lays out the tree: tokens, positions, control data of attention and of DeltaNet; looks embeddings up
     accept        walks the tree along the drawn tokens, moves the state forward, leaves a record for the host
 
 The walk is mtp/acceptance.py's: at a slot the drawn token decides; it is emitted unless it is a stop token, and the
@@ -23,6 +22,7 @@ state, int32 [64]:
     6 reply       tokens of the reply          13 serial       passes so far
     7 root        its last token               14 limit        of reply;   15 capacity
    16..23         pending slots                24..31          stop tokens, -1 where there are fewer
+   32 kept        rows of passes so far
 
 shape, int32 [128], of a tree (`shape_words`): 0 rows, 8.. depth, 16.. parent, 24.. cache offset, 32.. place in the list
 of its level, 40.. bit mask of the slot's ancestors and itself; from 64 on DeltaNet's control words.
@@ -30,9 +30,11 @@ of its level, 40.. bit mask of the slot's ancestors and itself; from 64 on Delta
 record, int32 [32]: 0 serial, 1 length of the path, 2 emitted tokens, 3 stopped, 4 done, 5 error, 6 rows,
 8.. path, 16.. emitted.
 
-The ring keeps the last committed rows for the head, which may lag behind while nothing is drafted: hidden states
-[RING + 2, H], of which row RING takes what is dropped and row RING + 1 is zero, and by ring slot the token that follows
-(int64) and the rotary position (int32).
+The ring keeps the last committed rows for the head, which may lag behind while nothing is drafted. By ring slot: the
+token that follows (int64), the rotary position and the row of hidden states (int32). Those are [RING + 2, H]: a pass
+writes all its live rows, one behind the other and from the first again behind row RING - 1, before it is known which of
+them are committed; row RING takes dead ones and row RING + 1 is zero. Rows that wait are not written over: a pass that
+drafts has up to eight, but the head sees all that waits before it, and a pass of one row waits as one.
 """
 
 from collections.abc import Sequence
@@ -42,6 +44,7 @@ import torch
 from torch import Tensor
 
 from . import attention_control, delta_decode
+from .embedding import Table
 from .rows import SLOTS, ancestors, cache_offsets, depths
 from .sampling import Seen
 
@@ -49,16 +52,28 @@ RING = 256
 STATE, SHAPE, RECORD = 64, 128, 32
 STOPS = 8
 LENGTH, POSITION, BUFFER, PENDING, MOVE, REPLY, ROOT, DONE = 0, 1, 2, 3, 4, 6, 7, 8
-WRITTEN, READ, HEAD_LENGTH, LEVEL, SERIAL, LIMIT, CAPACITY, PATH, STOP_TOKENS = 9, 10, 11, 12, 13, 14, 15, 16, 24
+WRITTEN, READ, HEAD_LENGTH, LEVEL, SERIAL, LIMIT, CAPACITY, PATH, STOP_TOKENS, KEPT = (
+    9,
+    10,
+    11,
+    12,
+    13,
+    14,
+    15,
+    16,
+    24,
+    32,
+)
 ROWS, DEPTH, PARENT, OFFSET, PLACE, ABOVE, DELTA = 0, 8, 16, 24, 32, 40, 64
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Committed rows for the head: hidden [RING + 2, H], following int64 [RING], positions int32 [RING]; and where the
-    rows of the pass at hand go, index int64 [8]."""
+    """Committed rows for the head: hidden [RING + 2, H]; rows int32, following int64 and positions int32 [RING]; and
+    index int64 [8], the rows of `hidden` that those of the pass at hand go to."""
 
     hidden: Tensor
+    rows: Tensor
     following: Tensor
     positions: Tensor
     index: Tensor
@@ -96,6 +111,17 @@ class Round:
     head: "HeadRows"
     seen: Seen
     head_seen: Seen
+
+    @property
+    def head_row(self) -> tuple[Tensor, ...]:
+        """What a draft's draw sets so that the head's next row is its first choice (kernels/sampling.py)."""
+        head = self.head
+        return self.state, head.tokens, self.inverse, head.cos, head.sin, head.attention, head.last
+
+    @property
+    def live(self) -> Tensor:
+        """int32 [1], how many rows the pass has: a view."""
+        return self.attention[attention_control.ROWS : attention_control.ROWS + 1]
 
 
 @dataclass(frozen=True)
@@ -143,7 +169,7 @@ def allocate(vocab: int, hidden: int, dtype: torch.dtype, inverse: Tensor) -> Ro
         delta=zeros(delta_decode.CONTROL_WORDS), drawn=longs(SLOTS), errors=zeros(SLOTS), marks=marks,
         lists=longs(SLOTS, SLOTS), head=head, seen=seen,
         head_seen=Seen(marks, head.chosen, head.above, head.depth, reply),
-        ring=Ring(zeros(RING + 2, hidden, dtype=dtype), longs(RING), zeros(RING), longs(SLOTS)),
+        ring=Ring(zeros(RING + 2, hidden, dtype=dtype), zeros(RING), longs(RING), zeros(RING), longs(SLOTS)),
     )  # fmt: skip
 
 
@@ -180,7 +206,8 @@ def state_words(
 ) -> list[int]:
     """Contents of the state tensor before the first round of a reply.
 
-    waiting  rows that the ring holds already. Raises ValueError for more than STOPS stop tokens.
+    waiting  rows that the ring holds already, the i-th as row i of its hidden states
+    Raises ValueError for more than STOPS stop tokens.
     """
     if len(stops) > STOPS:
         raise ValueError(f"{len(stops)} stop tokens: at most {STOPS} are handled on the device")
@@ -188,7 +215,8 @@ def state_words(
     words[LENGTH], words[POSITION], words[BUFFER], words[PENDING] = length, position, buffer, len(pending)
     words[MOVE : MOVE + 2] = [-1, -1]
     words[REPLY], words[ROOT], words[LIMIT], words[CAPACITY] = reply, root, limit, capacity
-    words[WRITTEN], words[HEAD_LENGTH] = waiting, head_length
+    words[WRITTEN] = words[KEPT] = waiting
+    words[HEAD_LENGTH] = head_length
     words[PATH : PATH + len(pending)] = pending
     words[STOP_TOKENS : STOP_TOKENS + STOPS] = [*stops, *[-1] * (STOPS - len(stops))]
     words[DONE] = int(reply >= limit or length >= capacity)
@@ -198,47 +226,47 @@ def state_words(
 def begin_head(round: Round, *, keep: int = 0, dependent: bool = False):
     """Sets `head` for up to eight rows that wait in the ring, all but `keep`; they count as seen from then on.
 
+    A warp has few of the angles: in one, eight rows' are 1,300 instructions, one behind the other.
     dependent  here and below: launched as a programmatic dependent of the kernel before (NVIDIA, from 9.0)
     """
     from . import _rounds_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
     head, ring = round.head, round.ring
     _kernels.begin_head_kernel[(1,)](
-        round.state, ring.following, ring.positions, head.gather, head.tokens, round.inverse, head.cos, head.sin,
-        head.attention, head.last, head.above, head.depth, **_angles(round), KEEP=keep, RING=RING,
-        **_options(dependent),
+        round.state, ring.rows, ring.following, ring.positions, head.gather, head.tokens, round.inverse, head.cos,
+        head.sin, head.attention, head.last, head.above, head.depth, **_angles(round), KEEP=keep, RING=RING,
+        **_options(dependent, warps=8),
     )  # fmt: skip
 
 
-def next_level(round: Round, *, dependent: bool = False):
-    """Sets `head` for one row: the first choice of the level before."""
+def begin_pass(
+    round: Round, *, table: Table | None = None, out: Tensor | None = None, dependent: bool = False
+) -> Tensor | None:
+    """Sets the tokens, angles and control data of the pass over the tree `shape`, and where the ring takes its rows.
+
+    With a table returns `out` [8, K], which it fills with the tokens' embeddings.
+    """
     from . import _rounds_kernels as _kernels
 
-    head = round.head
-    _kernels.next_level_kernel[(1,)](
-        round.state, round.lists, head.tokens, round.inverse, head.cos, head.sin, head.attention, head.last,
-        head.chosen, head.above, head.depth, **_angles(round), **_options(dependent),
-    )  # fmt: skip
-
-
-def begin_pass(round: Round, *, dependent: bool = False):
-    """Sets the tokens, angles and control data of the pass over the tree `shape`."""
-    from . import _rounds_kernels as _kernels
-
-    _kernels.begin_pass_kernel[(1,)](
+    tensors, constants, blocks = (round.state,) * 4, {"K": 1, "BITS": 0, "C": 0, "TABLES": False, "ROTATED": False}, 1
+    if table is not None:
+        tensors, constants, blocks = table.tensors, table.constants, -(-table.columns // 256)
+    _kernels.begin_pass_kernel[(1 + SLOTS * blocks,)](
         round.state, round.shape, round.lists, round.tokens, round.inverse, round.cos, round.sin, round.attention,
-        round.delta, **_angles(round), **_options(dependent),
+        round.delta, round.ring.index, *tensors, round.state if out is None else out, **_angles(round), **constants,
+        RING=RING, EMBED=table is not None, **_options(dependent, fused=False),
     )  # fmt: skip
+    return out
 
 
 def accept(round: Round, *, dependent: bool = False):
-    """Walks the tree along `drawn`, moves `state` forward, sets where the ring takes the pass's rows, and `record`."""
+    """Walks the tree along `drawn`, moves `state` forward, enters the committed rows in the ring, sets `record`."""
     from . import _rounds_kernels as _kernels
 
     ring = round.ring
     _kernels.accept_kernel[(1,)](
         round.state, round.shape, round.attention, round.tokens, round.drawn, round.errors, round.marks,
-        ring.following, ring.positions, ring.index, round.record, RING=RING, **_options(dependent),
+        ring.rows, ring.following, ring.positions, round.record, RING=RING, **_options(dependent),
     )  # fmt: skip
 
 
@@ -247,7 +275,7 @@ def _angles(round):
     return {"half": half, "HALF": 1 << (half - 1).bit_length()}
 
 
-def _options(dependent):
-    return {"DEPENDENT": dependent, "num_warps": 1, "enable_fp_fusion": True} | (
+def _options(dependent, warps=1, fused=True):
+    return {"DEPENDENT": dependent, "num_warps": warps, "enable_fp_fusion": fused} | (
         {"launch_pdl": True} if dependent else {}
     )

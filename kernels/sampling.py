@@ -8,11 +8,12 @@ here waits for the host and settings are data, so one captured graph serves ever
     key_i  = x_i as an integer of the same order, NaN on top             int32
     order  = (key descending, id ascending)
 
-Top-k needs no sort of a vocabulary. The row is cut into at most MAXIMA stretches; the k-th largest of their maxima is a
-bound that at least k entries reach and few more do. Four launches: the maxima; the bound; every entry at or above it
-into a short list, in any order; the list sorted by (key, id), which nobody's order of arrival can change, and drawn
-from. A list that overflows, when thousands of entries are equal, is found again entry by entry:
-slower, the same result. Entries of -inf are never listed: no processor lets them be drawn.
+Top-k needs no sort of a vocabulary. The row is cut into at most MAXIMA stretches; the upper half of the k-th largest of
+their maxima's bits is a bound that at least k entries reach and few more do. Four launches: the maxima; the bound,
+which every block of the next one finds itself where there is one row; every entry at or above it into a short list, in
+any order; the list sorted by (key, id), which nobody's order of arrival can change, and drawn from. A list that
+overflows, when thousands of entries are equal, is found again entry by entry: slower, the same result. Entries of -inf
+are never listed: no processor lets them be drawn.
 
 Of a row whose largest entry is no finite number nothing can be drawn: its token is 0 and its error 1.
 
@@ -147,10 +148,12 @@ def draw(
     errors: Tensor,
     candidates: Tensor | None = None,
     level: Tensor | None = None,
+    head_row: tuple[Tensor, ...] | None = None,
     shortlist: Shortlist | None = None,
+    live: Tensor | None = None,
     dependent: bool = False,
 ) -> Tensor:
-    """One token a row, four launches; returns `tokens`.
+    """One token a row, four launches, three for a single row; returns `tokens`.
 
     logits      bf16, fp16 or fp32 [R, V] contiguous, R <= 8, V >= vocab
     tokens      int64 [R]: what is drawn
@@ -159,46 +162,52 @@ def draw(
                 first is the row's token and the others are the next best: by score when greedy, else by score + noise
                 among the `wide` most likely, without top-p and min-p. They are distinct ids below vocab.
     level       int32 [1] or a view: the draft's level, from 1
+    head_row    of a draft, kernels/rounds.py's Round.head_row: after the draw its head has the list's first for its
+                next row, and `level` is one more
     shortlist   which ids the logits are of, where not all: `vocab` is then the number of its entries, the workspace's
                 too, while `seen.marks` is of the whole vocabulary
+    live        int32 [1] or a view: how many rows are drawn, from the first; the others keep token and error
     dependent   launched as programmatic dependents of the kernel before (NVIDIA, from compute capability 9.0)
     Raises ValueError where a shape or dtype does not fit.
     """
     from . import _sampling_kernels as _kernels  # here, because without a GPU nobody needs Triton
 
     rows, width = logits.shape
-    _check(logits, seen, workspace, vocab, tokens, errors, candidates, level, shortlist)
+    _check(logits, seen, workspace, vocab, tokens, errors, candidates, level, shortlist, live)
     first, ids = (vocab, workspace.count) if shortlist is None else (shortlist.first, shortlist.ids)
+    # Contraction would round the penalties otherwise than the reference.
+    options = {"enable_fp_fusion": False, "DEPENDENT": dependent}
+    options |= {"launch_pdl": True} if dependent else {}
+    alive = tokens if live is None else live
     shared = (
-        logits, seen.marks, seen.tokens, seen.above, ids, settings.whole, settings.real, width, vocab, first,
+        logits, seen.marks, seen.tokens, seen.above, ids, settings.whole, settings.real, width, vocab, first, alive,
     )  # fmt: skip
-    maxima = workspace.maxima.shape[1]
+    maxima, wide = workspace.maxima.shape[1], candidates is not None
     block = max(min(_BLOCK, 1 << (vocab - 1).bit_length()), 128)
     blocks = -(-vocab // block)
-    # Contraction would round the penalties otherwise than the reference.
-    options = {"enable_fp_fusion": False, "DEPENDENT": dependent} | ({"launch_pdl": True} if dependent else {})
-    row_options = options | {"SHORT": shortlist is not None, "BLOCK": block}
+    places, stretch = max(16, 1 << (maxima - 1).bit_length()), min(workspace.stretch, block)
+    row_options = options | {"SHORT": shortlist is not None, "LIVE": live is not None, "BLOCK": block}
     _kernels.maxima_kernel[(rows, blocks)](
-        *shared, workspace.maxima, workspace.count, maxima, STRETCH=min(workspace.stretch, block), num_warps=8,
-        **row_options,
+        *shared, workspace.maxima, workspace.count, maxima, STRETCH=stretch, num_warps=8, **row_options
     )  # fmt: skip
-    wide = candidates is not None
-    _kernels.bound_kernel[(rows,)](
-        workspace.maxima, settings.whole, workspace.bound, maxima, MAXIMA=max(16, 1 << (maxima - 1).bit_length()),
-        WIDE=wide, num_warps=4, **options,
-    )  # fmt: skip
+    if rows > 1:
+        _kernels.bound_kernel[(rows,)](
+            workspace.maxima, settings.whole, workspace.bound, maxima, MAXIMA=places, WIDE=wide, num_warps=4, **options
+        )  # fmt: skip
     _kernels.list_kernel[(rows, blocks)](
-        *shared, workspace.bound, workspace.count, workspace.listed, LISTED=LISTED, num_warps=8, **row_options,
+        *shared, workspace.maxima, workspace.bound, workspace.count, workspace.listed, maxima, LISTED=LISTED,
+        STRETCH=stretch, MAXIMA=0 if rows > 1 else places, WIDE=wide, num_warps=8, **row_options,
     )  # fmt: skip
+    following, half = ((tokens,) * 7, 0) if head_row is None else (head_row, head_row[2].numel())
     _kernels.draw_kernel[(rows,)](
         *shared, seen.depth, seen.reply, workspace.count, workspace.listed, tokens, errors,
-        candidates if wide else tokens, level if wide else seen.reply,
-        LISTED=LISTED, WIDE=wide, num_warps=4, **row_options,
+        candidates if wide else tokens, level if wide else seen.reply, *following, half,
+        LISTED=LISTED, WIDE=wide, HALF=1 << (half - 1).bit_length() if half else 0, num_warps=4, **row_options,
     )  # fmt: skip
     return tokens
 
 
-def _check(logits, seen, workspace, vocab, tokens, errors, candidates, level, shortlist):
+def _check(logits, seen, workspace, vocab, tokens, errors, candidates, level, shortlist, live):
     rows, width = logits.shape
     wanted = {
         "marks": (seen.marks, torch.uint8, None),
@@ -208,6 +217,8 @@ def _check(logits, seen, workspace, vocab, tokens, errors, candidates, level, sh
         "tokens": (tokens, torch.int64, (rows,)),
         "errors": (errors, torch.int32, (rows,)),
     }
+    if live is not None:
+        wanted["live"] = (live, torch.int32, (1,))
     if candidates is not None:
         wanted["candidates"] = (candidates, torch.int64, (candidates.shape[0], SLOTS))
         if rows != 1 or level is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..attention import DecodeScratch, GatedAttention, Rotary
 from ..deltanet import GatedDeltaNet
-from ..kernels import delta_prefill
+from ..kernels import delta_prefill, rounds
 from ..kernels.rms_norm import rms_norm, rms_norm_rows
 from ..kernels.rounds import Round
 from ..kernels.rows import SLOTS, depths, each_row
@@ -144,15 +144,22 @@ class Trunk:
         hidden = each_row(lambda row: rms_norm(row, self.norm, self.config.rms_eps), rows, x)
         return hidden, self.head.verify(hidden, rows)[0].float()
 
-    def decode(self, round: Round, state: TrunkState) -> tuple[Tensor, Tensor]:
-        """`verify` with everything that differs between passes read on the device (kernels/rounds.py): for a state of
-        which `runs_on_device` holds. Returns hidden [SLOTS, H] and logits [SLOTS, V] in the compute dtype; rows of dead
-        slots mean nothing."""
-        x = self.embedding.embed(round.tokens, self.dtype)
+    def decode(self, round: Round, state: TrunkState) -> Tensor:
+        """`verify` with everything that differs between passes read on the device (kernels/rounds.py), from the layout
+        of the pass on, for a state of which `runs_on_device` holds. The hidden states go to the round's ring. Returns
+        logits [SLOTS, V] in the compute dtype; rows of dead slots mean nothing."""
+        dependent, table = dependent_launch(self.device), self.embedding.table
+        if table is None:
+            rounds.begin_pass(round, dependent=dependent)
+            x = self.embedding.embed(round.tokens, self.dtype)
+        else:
+            room = torch.empty(SLOTS, self.config.hidden_size, dtype=self.dtype, device=self.device)
+            x = rounds.begin_pass(round, table=table, out=room, dependent=dependent)
         for block, layer in zip(self.blocks, state.layers, strict=True):
             x = block.verify(x, SLOTS, _decode_mixer(block.mixer, layer, round))
-        hidden = rms_norm_rows([(x, self.norm)], self.config.rms_eps, dependent=dependent_launch(self.device))
-        return hidden, self.head.verify(hidden, SLOTS)[0]
+        also = round.ring.hidden, round.ring.index
+        hidden = rms_norm_rows([(x, self.norm)], self.config.rms_eps, also=also, dependent=dependent)
+        return self.head.verify(hidden, SLOTS)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] after the final norm -> [..., V] float32."""

@@ -6,10 +6,13 @@
 Source: vLLM, SGLang and llama.cpp agree on the order (embedding first) and on the hidden after the final norm.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..attention import GatedAttention, KVCache, Rotary
+from ..kernels.embedding import Table
 from ..kernels.rms_norm import rms_norm, rms_norm_rows
 from ..kernels.rows import SLOTS
 from ..model.block import read_block
@@ -60,22 +63,67 @@ class MtpHead:
         x = self.block.prefill(x, lambda row: mixer.prefill(row, cos, sin, cache=cache))
         return x if self.pre_norm else self._normed([(x, self.norm)], kernels)
 
-    def decode(
-        self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, *, control: Tensor, cache: KVCache
-    ) -> Tensor:
-        """The same for up to eight rows whose number and place in the cache are read from `control`
-        (kernels/attention_control.py) on the device: embeddings and hidden [SLOTS, H], cos and sin [SLOTS, dim / 2],
-        for a cache that has a scratch -> [SLOTS, H]. The cache's own length is neither read nor changed."""
-        mixer, dependent = self.block.mixer, dependent_launch(hidden.device)
+    def extend(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, *, cache: KVCache):
+        """`prefill` where nobody reads the outputs: keys and values alone."""
+        cos, sin = self.rotary(positions)
         parts = (embeddings, self.embedding_norm), (hidden, self.hidden_norm)
-        x = self.fc.verify(rms_norm_rows(parts, self.rms_eps, dependent=dependent), SLOTS)[0]
-        x = self.block.verify(x, SLOTS, lambda row: mixer.decode(row, cos, sin, control=control, cache=cache))
-        return x if self.pre_norm else rms_norm_rows([(x, self.norm)], self.rms_eps, dependent=dependent)
+        x = self.fc(self._normed(parts, cache.scratch is not None))[0]
+        self.block.mixer.extend(x, cos, sin, cache=cache)
+
+    def decode(
+        self,
+        embeddings: Tensor | Table,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        control: Tensor,
+        cache: KVCache,
+        at: Sequence[Tensor | None] = (None, None),
+    ) -> Tensor:
+        """`prefill` for up to eight rows whose number and place in the cache are read from `control`
+        (kernels/attention_control.py) on the device, for a cache that has a scratch. Its own length is neither read
+        nor changed.
+
+        embeddings, hidden  [SLOTS, H], or more rows, of embeddings their table `as_stored` too, and `at`, int64 [SLOTS]
+                            each: which of them
+        cos, sin            [SLOTS, dim / 2]
+        Returns [SLOTS, H], of which `feed` makes what the next level is fed.
+        """
+        mixer, x = self.block.mixer, self._slots(embeddings, hidden, at)
+        return self.block.verify(x, SLOTS, lambda row: mixer.decode(row, cos, sin, control=control, cache=cache))
+
+    def extend_slots(
+        self,
+        embeddings: Tensor | Table,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        control: Tensor,
+        cache: KVCache,
+        at: Sequence[Tensor | None] = (None, None),
+    ):
+        """`decode` where nobody reads the outputs: keys and values alone."""
+        self.block.mixer.extend_slots(self._slots(embeddings, hidden, at), cos, sin, control=control, cache=cache)
+
+    def feed(self, output: Tensor, row: Tensor, out: Tensor):
+        """out [1, H] <- what the next level is fed, of row `row` (int64 [1]) of what `decode` returned."""
+        if self.pre_norm:
+            torch.index_select(output, 0, row, out=out)
+        else:
+            dependent = dependent_launch(out.device)
+            rms_norm_rows([(output, self.norm)], self.rms_eps, at=(row,), out=out, dependent=dependent)
 
     def for_logits(self, output: Tensor, *, kernels: bool = False) -> Tensor:
-        """What the trunk's head takes, of what `prefill` and `decode` return; the same tensor unless `pre_norm`.
+        """What the trunk's head takes, of what `prefill` and `feed` give; the same tensor unless `pre_norm`.
         `kernels`: by the kernel, for rows [R, H]."""
         return self._normed([(output, self.norm)], kernels) if self.pre_norm else output
+
+    def _slots(self, embeddings, hidden, at):
+        parts = (embeddings, self.embedding_norm), (hidden, self.hidden_norm)
+        normed = rms_norm_rows(parts, self.rms_eps, at=at, dependent=dependent_launch(hidden.device))
+        return self.fc.verify(normed, SLOTS)[0]
 
     def _normed(self, parts, kernels):
         """Norms side by side. By the kernel a row's bits are its own, so a prompt's rows are those of any other cut."""

@@ -53,7 +53,7 @@ class HeadDrafts:
         following = embeddings if self._hidden else embeddings[1:]
         rows, places = torch.cat([*self._hidden, hidden]), torch.cat([*self._places, positions], 1)
         if len(following):
-            self._head.prefill(following, rows[:-1], places[:, :-1], cache=self._cache)
+            self._head.extend(following, rows[:-1], places[:, :-1], cache=self._cache)
         self._hidden, self._places = [rows[-1:]], [places[:, -1:]]
         self._next = max(self._next, int(positions.max()) + 1)
 

@@ -9,9 +9,10 @@ import gc
 import pytest
 import tiny
 import torch
-from fastqwen.engine import arena, load
+from fastqwen.engine import GREEDY, arena, device_model, load
 from fastqwen.engine.device_model import DeviceModel
-from fastqwen.kernels import float_linear
+from fastqwen.engine.sampling import Sampler
+from fastqwen.kernels import float_linear, rounds
 from fastqwen.weights import Linear, Norm, Projection
 from fastqwen.weights.packed_linear import RecordLinear
 from fastqwen.weights.quantize import encode
@@ -155,9 +156,50 @@ def test_every_part_of_a_round_is_captured_in_memory_that_was_there_before(tmp_p
     monkeypatch.setattr(torch.cuda, "graph", Capture)
     monkeypatch.setattr(Capture, "lost", 0)
     halves = {"rows": DeviceModel._verify_rows, "accept": DeviceModel._accept}
+    monkeypatch.setattr(device_model, "DEEPEST", 2)
     model._capture(model.parts | halves, None)
     assert not caplog.text and model.captured
     assert {"verify", "catch up", "first", "next", *halves} == set(model._arenas) and Capture.lost == 0
+    assert set(model._drafts) == {2}
     engine.mtp_head.pre_norm = True
-    model._capture({"next": model.parts["next"]}, None)
+    model._capture({part: model.parts[part] for part in ("first", "next")}, None)
     assert not caplog.text
+
+
+@pytest.mark.usefixtures("_garbage")
+def test_the_heads_rows_and_lists_are_those_of_its_prefill(tmp_path, monkeypatch):
+    """Ten rows wait, more than a pass takes; the ring holds them in another order than it kept their hidden states."""
+    folder = tiny.save_folder(tiny.oracle("gqa4", **tiny.ONE_OF_EACH), tmp_path, mtp=True)
+    engine = load(tiny.save_tokenizer(folder), device="cpu", dtype="fp32", kv="fp32")
+    monkeypatch.setattr(DeviceModel, "_warm_up", lambda *arguments: True)
+    model, head = DeviceModel(engine.trunk, engine.mtp_head, capacity=64, vocab=engine.vocab), engine.mtp_head
+    random = torch.Generator().manual_seed(3)
+    hidden = torch.randn(10, engine.config.hidden_size, generator=random)
+    tokens = torch.randint(0, engine.vocab, (10,), generator=random)
+    round, places = model.round, (torch.arange(10) * 5 + 2) % 16
+    words = rounds.state_words(
+        length=10, position=30, buffer=0, pending=(), root=int(tokens[9]), reply=1, limit=50, capacity=64, stops=(),
+        waiting=10,
+    )  # fmt: skip
+    round.state.copy_(torch.tensor(words, dtype=torch.int32))
+    round.ring.hidden[places], round.ring.rows[:10] = hidden, places.int()
+    round.ring.following[:10], round.ring.positions[:10] = tokens, torch.arange(20, 30, dtype=torch.int32)
+    model.run("catch up")
+    model.draft(2)
+
+    cache = head.new_cache(64, kind="fp32", device=CPU, kernels=False)
+    output = head.prefill(engine.trunk.embed(tokens.tolist()), hidden, torch.arange(20, 30).expand(3, -1), cache=cache)
+    sampler, text = Sampler(GREEDY, 0, engine.vocab), tokens[:0]
+    for level in range(2):
+        wanted = sampler.candidates(engine.trunk.logits(output[-1]), text, 1 + level, 8)
+        assert round.lists[level].tolist() == wanted
+        text = torch.cat([text, torch.tensor(wanted[:1])])
+        place = torch.full((3, 1), 30 + level)
+        output = head.prefill(engine.trunk.embed(wanted[:1]), output[-1:], place, cache=cache)
+    for found, wanted in zip(model.head_cache.read(0, 11), cache.read(0, 11), strict=True):
+        # Rows in groups and all together round apart: tests/test_against_transformers.py allows 2e-5 of logits.
+        assert ((found - wanted).norm() / wanted.norm()).item() < 1e-4
+    own = head.new_cache(64, kind="fp32", device=CPU, kernels=False)
+    head.extend(engine.trunk.embed(tokens.tolist()), hidden, torch.arange(20, 30).expand(3, -1), cache=own)
+    assert own.length == 10
+    assert all(map(torch.equal, own.read(0, 10), (part.clone() for part in cache.read(0, 10))))

@@ -69,12 +69,18 @@ class Scripted:
                 round.errors[slot] = int(index == self.broken)
             rounds.accept(round)
         else:
-            rounds.begin_head(round, keep=int(part == "catch up")) if part != "next" else rounds.next_level(round)
+            if part != "next":
+                rounds.begin_head(round, keep=int(part == "catch up"))
             level = int(round.state[rounds.LEVEL])
+            round.state[rounds.LEVEL] += 1  # as the draw of a list does
             right = self.text[min(reply + level - 1, len(self.text) - 1)]
             place = 1 if (reply + level) % self.wrong == 0 else 0  # a wrong first choice, and the right one behind it
             round.lists[level - 1] = torch.arange(50, 58)
             round.lists[level - 1, place] = right
+
+    def draft(self, depth):
+        for level in range(depth):
+            self.run("next" if level else "first")
 
 
 class Halves(Scripted):
@@ -143,7 +149,7 @@ def _no_gpu(monkeypatch):
 def reply(trees, *, wrong=4, tokens=40, capacity=100, stop_ids=(), broken=None):
     model, session, planner, meter = Scripted(wrong), Session(capacity), Turns(trees), Meter(CPU)
     model.broken = broken
-    model.head = SimpleNamespace(prefill=lambda *_, **options: None, short=SimpleNamespace(add=model.shown.extend))
+    model.head = SimpleNamespace(extend=lambda *_, **options: None, short=SimpleNamespace(add=model.shown.extend))
     passes = DevicePasses(
         model, session, planner, GREEDY, seed=0, drafts=trees != [OFF], stop_ids=stop_ids, max_tokens=tokens
     )
@@ -206,7 +212,7 @@ def test_tokens_that_the_host_draws_are_the_samplers_with_all_that_came_before()
     for index, row in enumerate(logits):
         text.append(sampler.draw(row, torch.tensor(text, dtype=torch.long), index))
     model, session = Halves(4, text, logits), Session(100)
-    session.logits, model.head = logits[0], SimpleNamespace(prefill=lambda *_, **options: None, short=None)
+    session.logits, model.head = logits[0], SimpleNamespace(extend=lambda *_, **options: None, short=None)
     model.set_sampling = lambda settings, seed: write_settings(sampling.new_settings(CPU), settings, seed)
     passes = HostDrawnPasses(
         model, session, Turns([Tree((2, 2)), OFF, Tree.chain(3)]), OPEN, seed=9, drafts=True, stop_ids=(),

@@ -32,7 +32,7 @@ def written(settings, seed):
 
 def drawn(
     logits, settings, seed, vocab, *, reply=(), tokens=(0,) * 8, above=(0,) * 8, depth=(0,) * 8, lists=False,
-    shortlist=None,
+    shortlist=None, live=None,
 ):  # fmt: skip
     """(tokens, errors, candidates) of the kernels."""
     logits = logits.to(DEVICE)
@@ -50,6 +50,7 @@ def drawn(
     errors = torch.full((rows,), -7, dtype=torch.int32, device=DEVICE)
     workspace = sampling.allocate(vocab, DEVICE)
     options = {"vocab": vocab, "tokens": found, "errors": errors, "shortlist": shortlist}
+    options["live"] = None if live is None else torch.tensor([live], dtype=torch.int32, device=DEVICE)
     if not lists:
         sampling.draw(logits, written(settings, seed), seen, workspace, **options)
         return found.tolist(), errors.tolist(), None
@@ -124,6 +125,14 @@ def test_a_row_without_a_finite_peak_is_an_error_and_harms_no_other(value):
     assert drawn(logits[1:2], SETTINGS[1], 3, 1024, lists=True)[1:] == ([1], list(range(8)))
     logits[:] = float("-inf")
     assert drawn(logits, SETTINGS[1], 3, 1024)[1] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("live", [0, 2])
+def test_rows_that_are_not_live_are_left_alone(live):
+    logits = random_logits(4, 600, seed=6)
+    found, errors, _ = drawn(logits, SETTINGS[1], 3, 600, live=live)
+    assert found == [*drawn(logits, SETTINGS[1], 3, 600)[0][:live], *[-7] * (4 - live)]
+    assert errors == [0] * live + [-7] * (4 - live)
 
 
 def test_bf16_rows_draw_what_their_values_draw():

@@ -1,43 +1,57 @@
 """The embedding lookup of a decode pass has the bits of plain torch, which looks up a prompt's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from fastqwen.kernels.embedding import embed_rows, reference
+from fastqwen.kernels.embedding import Table, embed_rows, reference
+from fastqwen.weights.decode import to_grid
+from fastqwen.weights.packed_linear import RecordLinear
+from fastqwen.weights.quantize import encode
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter cuts a float32 to bf16 instead of rounding it.
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+IDS = [5, 0, 47, 16, 31, 5, 20, 33]
 
 
-def inputs(rows, k, vocab=300):
-    random = torch.Generator().manual_seed(k + rows)
-    grid = torch.randint(-127, 128, (16 * rows, k), generator=random).to(torch.int8)
-    ids = torch.randint(0, vocab, (rows,), generator=random)
-    return grid.to(DEVICE), ids.to(DEVICE), (torch.rand(vocab, generator=random) + 0.1).to(DEVICE)
+def stored_layers(format, columns):
+    """Two layers of one format, the second with other levels where there are any: two codebooks in one table."""
+    weight = torch.randn(48, columns, generator=torch.Generator().manual_seed(columns))
+    first, second = (encode(part, format).stored("layer") for part in (weight[:32], weight[32:]))
+    if format == "w4a8":
+        second = replace(second, codebook=torch.linspace(-1, 1, 16))
+    return first, second
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rotated", [True, False])
-@pytest.mark.parametrize("rows,k", [(1, 256), (8, 768), pytest.param(8, 5120, marks=pytest.mark.gpu)])
-def test_rows_have_the_bits_of_plain_torch(rows, k, rotated, dtype):
-    grid, ids, scale = inputs(rows, k)
-    for numbers in (ids, ids.to(torch.int32)):
-        out = torch.full((rows, k), float("nan"), dtype=dtype, device=DEVICE)
-        found = embed_rows(grid, numbers, scale, rotated=rotated, out=out)
-        assert found is out and torch.equal(out, reference(grid, ids, scale, rotated=rotated, dtype=dtype))
+@pytest.mark.parametrize("format,columns", [("int8", 256), ("int8", 768), ("w6a8", 512), ("w4a8", 1024)])
+def test_rows_of_records_have_the_bits_of_plain_torch(format, columns, dtype):
+    stored = stored_layers(format, columns)
+    grids = [to_grid(layer) for layer in stored]
+    grid, scale = torch.cat([grid.values for grid in grids]), torch.cat([grid.channel_scale for grid in grids])
+    records = RecordLinear.of(stored, DEVICE)
+    for rotated in (True, False):
+        table = Table(records.weight, rotated)
+        for ids in (torch.tensor(IDS), torch.tensor(IDS[2:3], dtype=torch.int32)):
+            out = torch.full((len(ids), columns), float("nan"), dtype=dtype, device=DEVICE)
+            assert embed_rows(table, ids.to(DEVICE), out=out) is out
+            assert torch.equal(out.cpu(), reference(grid, ids.long(), scale, rotated=rotated, dtype=dtype))
+
+
+@pytest.mark.parametrize("columns", [64, 640])
+def test_rows_of_a_plain_table_are_copied(columns):
+    table = torch.randn(48, columns, device=DEVICE)
+    ids = torch.tensor(IDS, device=DEVICE)
+    out = torch.full((8, columns), float("nan"), device=DEVICE)
+    assert torch.equal(embed_rows(Table(table), ids, out=out), table[ids])
 
 
 def test_wrong_inputs_are_refused_by_name():
-    grid, ids, scale = inputs(2, 512)
-    out = torch.empty(2, 512, device=DEVICE)
-    for words, change in (
-        ("grid must be", {"grid": grid[:16]}),
-        ("ids must be", {"ids": ids.float()}),
-        ("channel_scale must be", {"channel_scale": scale.double()}),
-        ("out must be", {"out": out.double()}),
-    ):
-        with pytest.raises(ValueError, match=words):
-            embed_rows(**{"grid": grid, "ids": ids, "channel_scale": scale, "out": out, "rotated": True} | change)
-    with pytest.raises(ValueError, match="no multiple of 256"):
-        embed_rows(grid[:, :384].contiguous(), ids, scale, rotated=True, out=out[:, :384].contiguous())
+    table, ids, out = Table(torch.ones(48, 64, device=DEVICE)), torch.tensor([3, 4], device=DEVICE), torch.empty(2, 64)
+    with pytest.raises(ValueError, match="ids must be"):
+        embed_rows(table, ids.float(), out=out.to(DEVICE))
+    for wrong in (out[:, :32].contiguous(), out.double(), out[:1]):
+        with pytest.raises(ValueError, match="out must be"):
+            embed_rows(table, ids, out=wrong.to(DEVICE))

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels import float_gemm, float_linear
+from ..kernels import embedding, float_gemm, float_linear
 from .backend import dependent_launch, float_kernels, prompt_kernels
 
 
@@ -50,6 +50,11 @@ class Linear:
     def weight_rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights [len(ids), K] of some rows: an embedding lookup."""
         return F.embedding(ids, self.weight).to(dtype)
+
+    @property
+    def table(self) -> embedding.Table:
+        """What lookups of a decode pass read by kernels."""
+        return embedding.Table(self.weight)
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """`weight_rows` of the few rows of a decode pass."""

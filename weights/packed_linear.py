@@ -35,6 +35,11 @@ class PackedLinear:
         self.grid = grid.values.to(device).contiguous()
         self.channel_scale, self.rotated = grid.channel_scale.to(device), grid.rotated
 
+    @property
+    def table(self) -> embedding.Table | None:
+        """What lookups of a decode pass read by kernels; None: they are `embed`'s."""
+        return None
+
     def __call__(self, x8: Tensor, x_scale: Tensor, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x8 int8 [R, K], x_scale float32 [R], residual [R, N] or None -> [R, N] in `dtype`."""
         return scaled(int8_matmul(x8, self.grid), self.channel_scale, x_scale, residual, dtype)
@@ -162,13 +167,15 @@ class RecordLinear(PackedLinear):
         ]
         return [(part, self.channel_scale[where], where) for part, where in zip(slabs.split(count), rows, strict=True)]
 
+    @property
+    def table(self) -> embedding.Table:
+        """What lookups of a decode pass read."""
+        return embedding.Table(self.weight, self.rotated)
+
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Three launches, where `weight_rows` has thirty."""
-        slabs = torch.empty(len(ids), dtype=torch.int32, device=ids.device)
-        torch.floor_divide(ids, packed.SLAB, out=slabs)
-        grid = packed_linear.unpack(self.weight, slabs, portable=self._portable)
+        """One launch, where `weight_rows` has thirty."""
         out = torch.empty(len(ids), self.weight.layout.columns, dtype=dtype, device=ids.device)
-        return embedding.embed_rows(grid, ids, self.channel_scale, rotated=self.rotated, out=out)
+        return embedding.embed_rows(self.table, ids, out=out, dependent=dependent_launch(ids.device))
 
     def first_rows(self, count: int) -> "RecordLinear":
         """A layer of the first `count` rows, a multiple of 16: slabs lie one after another, so it is a view."""
