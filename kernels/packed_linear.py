@@ -29,8 +29,12 @@ import torch
 from torch import Tensor
 
 from . import float_linear
+from .cache_split import prefer_shared
 from .packed import Layout
 
+# Shared memory of all blocks of a multiprocessor, at most 2 KB each and 1 KB of the driver's; the rest is L1, which
+# holds a line for each load on its way.
+SHARED_KILOBYTES = 16
 WINDOW = 32  # scale bytes whose levels are kept in registers
 
 
@@ -202,13 +206,14 @@ def packed_linear(
         beside, plain_rows = (plain.x, plain.weight, plain.out), plain.weight.shape[0]
         plain_launch = float_linear.sum_launch(1, config.warps, plain.weight.dtype)
     meet = (table_of, table_of) if not cut else (joint.sums, joint.counts)
-    _kernels.packed_linear_kernel[(plain_rows + blocks,)](
+    launched = _kernels.packed_linear_kernel[(plain_rows + blocks,)](
         x8.view(torch.int32), x_scale, weight.storage.view(torch.int32), weight.table, *behind, *beside, *meet,
         slabs, blocks, whole, config.parts, max(weight.window, 0), plain_rows,
         K=layout.columns, J=layout.record_columns // 64, WARPS=config.warps, WINDOW=weight.window >= 0,
         EARLY=config.early, CUT=cut > 0, PLAIN=plain is not None, PLAIN_K=0 if plain is None else plain_launch.block_k,
         DEPENDENT=dependent, num_warps=config.warps, **constants, **options,
     )  # fmt: skip
+    prefer_shared(launched, SHARED_KILOBYTES, out.device)
     return out
 
 
