@@ -26,8 +26,8 @@ def prefer_shared(launched, kilobytes: int, device: torch.device) -> None:
     """Has the kernel that a Triton launch returned run with so much of a multiprocessor's memory as shared memory.
 
     From its next launch on, and in every graph captured from then on; later calls return at once. The driver knows
-    percent and takes the next size that the hardware has (on 9.0: 0, 8, 16, 32, 64, 100, 132, 164, 196, 228 KB). Nothing
-    happens where there is no such split: on AMD, interpreted, or with a driver that refuses.
+    percent and takes the next size that the hardware has (on 9.0: 0, 8, 16, 32, 64, 100, 132, 164, 196, 228 KB).
+    Nothing happens where there is no such split: on AMD, interpreted, or with a driver that refuses.
     """
     function = getattr(launched, "function", None)
     if not isinstance(function, int) or function in _told:

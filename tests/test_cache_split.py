@@ -7,7 +7,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-
 from fastqwen.kernels import cache_split
 from fastqwen.kernels.cache_split import PREFERRED_SHARED_MEMORY_CARVEOUT, prefer_shared
 
