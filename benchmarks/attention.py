@@ -21,7 +21,7 @@ import torch
 from ..attention import KVCache
 from ..engine.memory import empty_cache
 from ..kernels import decode_attention as kernels
-from ..kernels._attention_ptx_tile import STAMPS
+from ..kernels._attention_ptx_tile import STAMPS, TURN_STAMPS
 from ..kernels.attention import decode_row
 from ..kernels.attention_append import append
 from ..kernels.attention_control import new_control, write_control
@@ -39,7 +39,8 @@ TARGETS = {2048: (10, 7), 8192: (14, 11), 32768: (32, 24)}
 FORMS = {
     "kept": {},
     "triton": {"BY_TEXT": False},
-    "in-turn": {"TEXT": {"overlapped": False}},
+    "direct": {"TEXT": {"staged": False}},
+    "in-turn": {"TEXT": {"staged": False, "overlapped": False}},
     "ahead-0": {"AHEAD": 0},
     "ahead-4": {"AHEAD": 4},
     "late": {"EARLY": False},
@@ -51,8 +52,10 @@ FORMS = {
 # Times of a block's steps; and wrong on purpose, without the loads after a part's first tile, products or both.
 PARTIAL = {
     "stamps": {"TEXT": {"stamps": True}},
+    "direct-stamps": {"TEXT": {"staged": False, "stamps": True}},
     "no-loads": {"TEXT": {"without": ("loads",)}},
     "no-products": {"TEXT": {"without": ("scores", "sums")}},
+    "direct-no-products": {"TEXT": {"staged": False, "without": ("scores", "sums")}},
     "no-loads-no-products": {"TEXT": {"without": ("loads", "scores", "sums")}},
 }
 USED = {name: getattr(kernels, name) for settings in (FORMS | PARTIAL).values() for name in settings}
@@ -169,21 +172,29 @@ def bench(shape: str, kind: str, length: int, rows: int, blocks: int | None, for
         yield row
 
 
-def timeline(shape: str, length: int) -> dict:
-    """[median, last] over blocks: microseconds from when the first block had waited to each of STAMPS, in a chain."""
-    choose("stamps")
+def timeline(shape: str, length: int, form: str) -> dict:
+    """[median, last] over blocks: microseconds from when the first block had waited to each of STAMPS, in a chain.
+
+    And, for blocks with a part of three tiles and more, the median cycles of each step of a turn, TURN_STAMPS.
+    """
+    choose(form)
     copies = max(2, int(ROTATE_BYTES // (2 * HEADS[shape][1] * length * DIM)) + 1)
     case = Pass(shape, "int8", length, 8, None, min(CALLS, copies))
     words = torch.zeros(16 * (case.workspace.blocks + 1), dtype=torch.int32, device="cuda")
     case.workspace = replace(case.workspace, counter=words)
     graph_microseconds([lambda c=c: case.attend(c) for c in case.caches], 3)
     choose("kept")
-    stamps = words[16:].view(-1, 16)[:, : len(STAMPS)].cpu().long()
+    words = words[16:].view(-1, 16).cpu().long()
+    stamps, turns = words.split((len(STAMPS), 16 - len(STAMPS)), 1)
     stamps = stamps[stamps[:, -1] != 0]
     times = ((stamps - stamps[:, 1].min()) / 1e3).sort(0).values
-    return {
+    found = {
         name: [round(float(x), 2) for x in (times[len(times) // 2, i], times[-1, i])] for i, name in enumerate(STAMPS)
     }
+    turns = turns[turns[:, len(TURN_STAMPS) - 1] != 0]
+    steps = turns.diff(dim=1) % 2**32
+    found |= {f"{name}_cycles": int(steps[:, i].median()) for i, name in enumerate(TURN_STAMPS[1:]) if len(steps)}
+    return found
 
 
 def bench_attention(
@@ -196,7 +207,7 @@ def bench_attention(
     found = []
     for shape in shapes:
         for kind in kinds:
-            checked = [form for form in forms if form != "stamps"]
+            checked = [form for form in forms if not form.endswith("stamps")]
             for form in checked:
                 choose(form)
                 if form in FORMS:  # the others are wrong on purpose
@@ -207,9 +218,9 @@ def bench_attention(
                     found.append(row)
                     print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
                 empty_cache(torch.device("cuda"))
-            if "stamps" in forms and kind == "int8":
-                for length in lengths:
-                    found.append({"form": "stamps", "shape": shape, "length": length} | timeline(shape, length))
+            for form, length in product(forms, lengths):
+                if form.endswith("stamps") and kind == "int8":
+                    found.append({"form": form, "shape": shape, "length": length} | timeline(shape, length, form))
                     print("  [median, last] " + ", ".join(f"{k} {v}" for k, v in found[-1].items()), flush=True)
     choose("kept")
     return {"what": "bench attention", **provenance(), "read_ceiling_GBps": round(ceiling), "rows": found}

@@ -11,15 +11,17 @@ import triton.language as tl
 from ._attention_parts import part as part_of
 from ._attention_parts import parts_before
 from ._attention_ptx import CONSTRAINTS as _CONSTRAINTS
-from ._attention_ptx import extent, program
+from ._attention_ptx import extent, program, shared_bytes
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
 
-# A text for every (D, groups of 8 columns, bf16 or fp16 queries, whether dependent), then those that
+# A text for every (D, groups of 8 columns, bf16 or fp16 queries, whether dependent, whether staged), then those that
 # benchmarks/attention.py compares.
-FORMS = list(itertools.product((128, 256), range(1, 5), (True, False), (True, False), ({},)))
-FORMS += [(256, 4, True, True, {"overlapped": False})]
-FORMS += [(256, 4, True, True, {"without": x}) for x in (("loads",), ("scores", "sums"), ("loads", "scores", "sums"))]
-FORMS += [(256, 4, True, True, {"stamps": True})]
+_TWO = (True, False)
+FORMS = list(itertools.product((128, 256), range(1, 5), _TWO, _TWO, _TWO, ({},)))
+_PARTS = ("loads",), ("scores", "sums"), ("loads", "scores", "sums")
+FORMS += [(256, 4, True, True, False, {"overlapped": False})]
+FORMS += [(256, 4, True, True, staged, {"stamps": True}) for staged in _TWO]
+FORMS += [(256, 4, True, True, staged, {"without": steps}) for steps in _PARTS for staged in _TWO]
 PROGRAMS = tl.constexpr(tuple(program(*which, **rest) for *which, rest in FORMS))
 CONSTRAINTS = tl.constexpr(_CONSTRAINTS)
 _ANSWER = "mov.b32 $0, now_length; mov.b32 $1, now_rows; mov.b32 $2, now_end;"
@@ -30,9 +32,33 @@ _ASK = tl.constexpr("mov.b32 $0, 0; prefetch.global.L2 [$1]; prefetch.global.L2 
 _THREAD = tl.constexpr("mov.u32 $0, %tid.x;")
 
 
-def form(dim: int, groups: int, bf16: bool, dependent: bool, **rest) -> int:
+def form(dim: int, groups: int, bf16: bool, dependent: bool, staged: bool, **rest) -> int:
     """Which text to place: an index into PROGRAMS."""
-    return FORMS.index((dim, groups, bf16, dependent, rest))
+    return FORMS.index((dim, groups, bf16, dependent, staged, rest))
+
+
+def shared_tiles(form: int) -> int:
+    """How much a text uses of the shared memory that is reserved at launch, in units of 8 KiB."""
+    dim, groups, *_, staged, _ = FORMS[form]
+    return -(-shared_bytes(dim, groups) // 8192) if staged else 0
+
+
+@triton.jit
+def _reserve_shared(p_any, never, TILES: tl.constexpr):
+    """Has the launch reserve TILES times 8 KiB of shared memory for the text, which can declare 48 KiB at most.
+
+    What a launch reserves is what Triton's own operations need, so this is a product of tiles of 8 KiB, of which one
+    stays and the others are loaded ahead. It is never run.
+    """
+    if never:
+        o_row = tl.arange(0, 64)[:, None]
+        o_column = tl.arange(0, 64)[None, :]
+        p_numbers = p_any.to(tl.pointer_type(tl.float16), bitcast=True) + o_row * 64 + o_column
+        right = tl.load(p_numbers)
+        sums = tl.zeros((64, 64), tl.float32)
+        for step in tl.range(0, 1 << 20, num_stages=TILES - 1):
+            sums = tl.dot(tl.load(p_numbers + step * 4096), right, sums)
+        tl.store(p_numbers, sums.to(tl.float16))
 
 
 @triton.jit
@@ -73,7 +99,7 @@ def _ask_ahead(p_keys, p_values, at, start, stop, D: tl.constexpr, AHEAD: tl.con
 def decode_attention_block_kernel(
     p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr, SHARED_TILES: tl.constexpr,
 ):  # fmt: skip
     """As decode_attention_parts_kernel, which other caches and GPUs take; FORM is a text's index.
 
@@ -82,6 +108,8 @@ def decode_attention_block_kernel(
     again.
     """
     ROW: tl.constexpr = KV_HEADS * GROUP * D
+    if SHARED_TILES > 0:
+        _reserve_shared(p_acc, slots < 0, SHARED_TILES)
     if DEPENDENT:
         gdc_launch_dependents()
         if not EARLY:

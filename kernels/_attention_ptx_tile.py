@@ -1,21 +1,22 @@
 """The steps of a tile in the PTX of kernels/_attention_ptx.py.
 
-    scores   of a warp's 16 slots, and their maxima, which the warps then exchange
+    scores   of a warp's 16 slots: products, then what is made of them, and their maxima, which the warps exchange
     weights  under the running maximum, rounded to fp16, which the warps then exchange
     sums     of a warp's quarter of the channels
 
 Lane 4 g + t holds, of a product of 16 x 8 outputs, rows g and g + 8 and columns 2 t and 2 t + 1. For lane and warp w:
 
-    keys     slots 16 w + g and + 8, channels 64 j + 16 t .. + 15; bytes 0, 2 and bytes 1, 3 of a word are pairs
-    weights  slots 16 s + g and + 8 are a pair; lane t sums over the pairs 2 t and 2 t + 1 of every 16 slots
+    keys     slots 16 w + g and + 8, channels 64 j + 16 t .. + 15, as stored: word v of them is half of the operand of
+             the product 2 j + v / 2 over 32 channels, and the queries' digits lie in that order
+    weights  slots 16 s + g and + 8 are a pair; lane t sums over the pairs t and t + 4 of every 16 slots
     sums     channels (D / 4) w + (D / 32) g + 4 x + c of its word x are row g (c even) or g + 8 of product 2 x + c / 2
 """
 
-import struct
-
 WARPS, TILE = 4, 64
-# Where a block's time is taken, the last three for the part's last tile.
+# Where a block's time is taken in nanoseconds, the last three for the part's last tile; and, in cycles, where that of a
+# turn of the loop is taken, the last one's staying.
 STAMPS = ("ready", "waited", "loads", "queries", "scores", "weights", "sums", "stored")
+TURN_STAMPS = ("begun", "requested", "summed", "asked", "weighed", "taken", "met")
 
 
 class Tile:
@@ -27,12 +28,20 @@ class Tile:
         self.j, self.x = dim // 64, dim // 128
         self.lines, self.registers, self.labels = [], {}, 0
         self.again = None
-        self.p_at = groups * dim * 16
+        self.q_at = self.bytes_before_queries
+        self.p_at = self.q_at + self.query_bytes
         self.m_at = self.p_at + 2 * groups * 1024
         self.total_at = self.m_at + 1024
         self.seen_at = self.total_at + 512
-        self.next_at = self.seen_at + 128
+        self.step_at = self.seen_at + 128
+        self.next_at = self.step_at + 128
         self.bytes = self.next_at + 16
+
+    bytes_before_queries = 0
+
+    @property
+    def query_bytes(self):
+        return 16 * self.n * self.dim
 
     def op(self, *lines):
         self.lines += lines
@@ -47,16 +56,27 @@ class Tile:
         return f"AT_{self.labels}"
 
     def text(self):
-        declared = [f".shared .align 16 .b8 shared_bytes[{self.bytes}];"]
+        declared = self.shared()
         for kind in dict.fromkeys(self.registers.values()):
             declared.append(f".reg .{kind} " + ", ".join(n for n, k in self.registers.items() if k == kind) + ";")
         return "{\n" + "\n".join(declared + self.lines) + "\n}\n"
+
+    def shared(self):
+        """Declares shared memory."""
+        return [f".shared .align 128 .b8 shared_bytes[{self.bytes}];"]
+
+    def find_shared(self):
+        """Where it is, into `base`."""
+        self.op("mov.u32 base, shared_bytes;")
 
     def acc(self, i, n):
         return self.reg("f32", *(f"acc_{i}_{n}_{c}" for c in range(4)))
 
     def s(self, n):
         return self.reg("f32", *(f"s_{n}_{c}" for c in range(4)))
+
+    def sum(self, digit, n):
+        return self.reg("b32", *(f"{('high', 'low')[digit]}_{n}_{c}" for c in range(4)))
 
     def key(self, half, j):
         return self.reg("b32", *(f"k_{half}_{j}_{w}" for w in range(4)))
@@ -67,6 +87,20 @@ class Tile:
     def by_column(self, name):
         """A float for each of a lane's columns."""
         return [self.reg("f32", f"{name}_{n}_{e}") for n in range(self.n) for e in range(2)]
+
+    asks_early = False  # whether products go on while a warp works on something else
+
+    def first_loads(self):
+        """Asks for the first tile."""
+        self.load_keys(range(self.j))
+        self.load_scales()
+        self.load_values(range(4))
+
+    def request(self):
+        """Asks for more, where that is not done as soon as registers are free."""
+
+    def arrived(self, pending):
+        """Waits until all but the last `pending` requests are in shared memory, of a warp's own."""
 
     def flip(self, name):
         self.op(f"sub.u32 {name}, {name}2, {name};")
@@ -79,7 +113,7 @@ class Tile:
 
     def load_values(self, steps, guard=""):
         for s in steps:
-            for r, row in enumerate((0, 8, 1, 9)):
+            for r, row in enumerate((0, 8, 4, 12)):
                 words, at = self.value(s, r), (16 * s + row) * self.dim
                 kind = f"v{self.x}.b32" if self.x > 1 else "b32"
                 self.op(f"{guard}ld.global.L1::no_allocate.{kind} {{{', '.join(words)}}}, [vptr+{at}];")
@@ -95,15 +129,16 @@ class Tile:
 
     def pairs(self, target, first, second, selector):
         """Two codes as a pair in fp16, exactly: the bytes code + 128 of 1024 + code + 128, less 1152."""
-        if second is None:
-            self.op(f"mov.b32 {target}, {first};" if selector == 0 else f"shr.u32 {target}, {first}, 8;")
-        else:
-            self.op(f"prmt.b32 {target}, {first}, {second}, {selector};")
+        self.op(f"prmt.b32 {target}, {first}, {second}, {selector};")
         self.op(f"lop3.b32 {target}, {target}, mask, bias, 0x6a;", f"sub.rn.f16x2 {target}, {target}, bias;")
 
     def multiply(self, d, a, b, c):
         names = (", ".join(x) for x in (d, a, b, c))
         self.op("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 " + ", ".join(f"{{{x}}}" for x in names) + ";")
+
+    def multiply_codes(self, d, a, b, c):
+        names = (", ".join(x) for x in (d, a, b, c))
+        self.op("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 " + ", ".join(f"{{{x}}}" for x in names) + ";")
 
     def across(self, values, name, largest):
         """Reduces a lane's columns over the eight lanes g; the register of the one column that is left, as in `mw`."""
@@ -123,29 +158,45 @@ class Tile:
         return values[0]
 
     def scores(self):
-        """Of the next tile, in units of bits and with what their weights' exponents add; and a warp's maxima."""
-        pair = self.reg("b32", "a0", "a1", "a2", "a3")
+        self.ask_scores()
+        self.take_scores()
+
+    def ask_scores(self):
+        """Multiplies the next tile's keys by both digits of the queries, exactly, in int32. Asks for the keys after."""
         self.op("setp.gt.u32 p2, keyleft, 1;", f"add.u64 kptr, kptr, {TILE * self.dim};")
         for j in range(self.j):
             keys = [self.key(half, j) for half in range(2)]
             if "scores" in self.without:
                 self.keep(keys[0] + keys[1])
-                self.op(*(f"mov.f32 {register}, fzero;" for n in range(self.n) for register in self.s(n)))
-            for word in range(4 if "scores" not in self.without else 0):
-                if word % 2 == 0:
-                    b = [self.reg("b32", *(f"b_{n}_{i}" for i in range(4))) for n in range(self.n)]
-                    for n in range(self.n):
-                        at = ((n * self.j + j) * 2 + word // 2) * 512
-                        self.op(f"ld.shared.v4.b32 {{{', '.join(b[n])}}}, [qa+{at}];")
-                for i in range(4):
-                    self.pairs(pair[i], keys[i % 2][word], None, i // 2)
-                for n in range(self.n):
-                    c = ["fzero"] * 4 if j == word == 0 else self.s(n)
-                    self.multiply(self.s(n), pair, b[n][2 * (word % 2) :][:2], c)
+            else:
+                self.multiply_queries(j, keys)
             if "loads" not in self.without:
                 self.load_keys([j], "@p2 ")
                 self.fence()
         self.op("sub.u32 keyleft, keyleft, 1;")
+
+    def multiply_queries(self, j, keys):
+        """Two products over 64 channels for every digit and group of columns."""
+        operands = [[keys[i % 2][v + i // 2] for i in range(4)] for v in (0, 2)]
+        for n in range(self.n):
+            for digit in range(2):
+                b = self.reg("b32", *(f"b_{digit}_{n}_{i}" for i in range(4)))
+                at = ((digit * self.n + n) * self.j + j) * 512
+                self.op(f"ld.shared.v4.b32 {{{', '.join(b)}}}, [qa+{at}];")
+                for half, words in enumerate(operands):
+                    c = ["zero"] * 4 if j == half == 0 else self.sum(digit, n)
+                    self.multiply_codes(self.sum(digit, n), words, b[2 * half :][:2], c)
+
+    def take_scores(self):
+        """In units of bits and with what their weights' exponents add; a warp's maxima."""
+        for n in range(self.n):
+            for c, s in enumerate(self.s(n)):
+                high, low = self.sum(0, n)[c], self.sum(1, n)[c]
+                if "scores" in self.without:
+                    self.op(f"mov.f32 {s}, fzero;")
+                else:
+                    self.op(f"mad.lo.s32 {low}, {high}, 256, {low};", f"cvt.rn.f32.s32 {s}, {low};")
+                    self.op(f"mul.f32 {s}, {s}, {self.by_column('step')[2 * n + c % 2]};")
         self.scale()
         tops = [self.reg("f32", f"top_{n}_{e}") for n in range(self.n) for e in range(2)]
         for i, top in enumerate(tops):
@@ -155,21 +206,20 @@ class Tile:
 
     def scale(self):
         """Scales the scores and takes out what a column does not see; splits the values' scales."""
-        step = self.reg("f32", "step_0", "step_1")
+        step = self.reg("f32", "ks_0", "ks_1")
         lift, mantissa, inverse = (self.reg("f32", f"{x}_0", f"{x}_1") for x in ("lift", "mantissa", "inverse"))
         for i in range(2):
             self.op(
-                f"mul.f32 step_{i}, ks_{i}, {_float(1.4426950408889634 / self.dim**0.5)};",
                 f"mov.b32 u, vs_{i};", "max.s32 u, u, 0x21800000;", "shr.s32 v, u, 23;", "min.s32 v, v, 253;",
                 "and.b32 u, u, 0x7fffff;", "or.b32 u, u, 0x3f800000;", f"mov.b32 {mantissa[i]}, u;",
                 "sub.s32 u, 254, v;", "shl.b32 u, u, 23;", f"mov.b32 {inverse[i]}, u;",
                 "sub.s32 v, v, 127;", f"cvt.rn.f32.s32 {lift[i]}, v;",
                 f"fma.rn.f32 {lift[i]}, vs_{i}, 0f00000000, {lift[i]};",
             )  # fmt: skip
-        self.load_scales()
         for n in range(self.n):
             for c, s in enumerate(self.s(n)):
                 self.op(f"fma.rn.f32 {s}, {s}, {step[c // 2]}, {lift[c // 2]};")
+        self.load_scales()
         seen, all_seen = self.reg("b32", "seen_0", "seen_1"), self.label()
         self.op(
             "add.u32 tile, tile, 64;", "setp.le.u32 p, tile, length;", "mov.b32 w, slot;", "add.u32 slot, slot, 64;"
@@ -198,21 +248,19 @@ class Tile:
         n, e = divmod(i, 2)
         s_low, s_high = self.s(n)[e], self.s(n)[2 + e]
         m = self.reg("f32", *(f"m_{i}_{warp}" for warp in range(WARPS)))
-        low, high, floor = self.reg("f32", f"low_{i}", f"high_{i}", f"floor_{i}")
-        packed, none = self.reg("b32", f"packed_{i}"), self.reg("pred", f"none_{i}")
+        low, high = self.reg("f32", f"low_{i}", f"high_{i}")
+        packed = self.reg("b32", f"packed_{i}")
         return (
             f"ld.shared.v4.f32 {{{', '.join(m)}}}, [mr+{128 * n + 16 * e}];",
             f"max.f32 {m[0]}, {m[0]}, {m[1]};",
             f"max.f32 {m[2]}, {m[2]}, {m[3]};",
             f"max.f32 {m[0]}, {m[0]}, {m[2]};",
             f"max.f32 {m[0]}, {m[0]}, {peak};",
-            f"setp.eq.f32 {none}, {m[0]}, 0fFF800000;",
-            f"selp.f32 {floor}, 0f00000000, {m[0]}, {none};",
-            f"sub.f32 {low}, {s_low}, {floor};",
-            f"sub.f32 {high}, {s_high}, {floor};",
+            f"sub.f32 {low}, {s_low}, {m[0]};",
+            f"sub.f32 {high}, {s_high}, {m[0]};",
             f"ex2.approx.ftz.f32 {low}, {low};",
             f"ex2.approx.ftz.f32 {high}, {high};",
-            f"sub.f32 {shrink}, {peak}, {floor};",
+            f"sub.f32 {shrink}, {peak}, {m[0]};",
             f"ex2.approx.ftz.f32 {shrink}, {shrink};",
             f"mov.f32 {peak}, {m[0]};",
             f"mul.f32 {total}, {total}, {shrink};",
@@ -244,18 +292,30 @@ class Tile:
 
     def sums(self):
         """Adds the tile whose weights all warps have left."""
-        self.op("setp.gt.u32 p2, valueleft, 1;", f"add.u64 vptr, vptr, {TILE * self.dim};")
+        self.begin_values()
         for s in range(4):
-            rows = [self.value(s, r) for r in range(4)]
+            rows = self.values(s)
             if "sums" in self.without:
                 self.keep([word for row in rows for word in row])
             else:
                 self.add_products(s, rows)
-            if "loads" not in self.without:
-                self.load_values([s], "@p2 ")
-                self.fence()
-        self.op("sub.u32 valueleft, valueleft, 1;")
+            self.next_values(s)
         self.flip("pr")
+
+    def begin_values(self):
+        """p2: whether a tile follows, to which vptr is moved on."""
+        self.op("setp.gt.u32 p2, valueleft, 1;", f"add.u64 vptr, vptr, {TILE * self.dim};")
+        self.op("sub.u32 valueleft, valueleft, 1;")
+
+    def values(self, s):
+        """A lane's words of 16 slots: of slots t, t + 8, t + 4 and t + 12."""
+        return [self.value(s, r) for r in range(4)]
+
+    def next_values(self, s):
+        """Asks for the same slots of the next tile, of which p2 says whether there is one."""
+        if "loads" not in self.without:
+            self.load_values([s], "@p2 ")
+            self.fence()
 
     def add_products(self, s, rows):
         """Of 16 slots, whose values these are."""
@@ -272,15 +332,11 @@ class Tile:
                 self.multiply(self.acc(i, n), a, b[n], self.acc(i, n))
 
     def stamp(self, name):
-        """Leaves the time in nanoseconds, where that is asked for."""
+        """Leaves the time, where that is asked for."""
         if self.stamps:
-            self.op("mov.u32 now, %globaltimer_lo;")
-            self.op(f"@stamping st.volatile.global.b32 [stampat+{4 * STAMPS.index(name)}], now;")
+            self.op(f"mov.u32 now, {'%globaltimer_lo' if name in STAMPS else '%clock'};")
+            self.op(f"@stamping st.volatile.global.b32 [stampat+{4 * (STAMPS + TURN_STAMPS).index(name)}], now;")
 
     def keep(self, words):
         """Has words be loaded with which nothing else is done."""
         self.op(*(f"xor.b32 sink, sink, {word};" for word in words))
-
-
-def _float(number):
-    return "0f" + struct.pack(">f", number).hex().upper()

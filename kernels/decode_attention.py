@@ -26,14 +26,15 @@ S = sum |q_j k_j| D^-1/2 log2 e of the largest key, the output is off by at most
 
 for n slots: a term for a weight's rounding, one for its score, one for the sums, of a part and of parts. With int8,
 weights that are subnormal in fp16 (2^-14 of the largest and less) add n 2^-25 127 of the largest product of a weight
-and a value's scale.
+and a value's scale. The PTX multiplies the codes as they are stored, exactly, by queries of two int8 digits, in steps
+of max |q| / 32639: that adds 2^-15 max |q| sum |k_j| D^-1/2 log2 e of the largest key to the first bracket.
 
 Two launches, the parts and their merge. Which blocks take which parts is settled as they run, the long parts first,
 through a counter that the merge sets back to 0. Length, rows, depths and places are read on the device
-(kernels/attention_control.py), so one captured graph serves any length up to the capacity. On NVIDIA the codes of a
-tile go from memory to registers in the order of the matrix unit's operands, without shared memory: any order of
-channels or of slots will do for a sum if both factors have it. int8 caches of 128 and 256 channels are worked through
-by kernels/_attention_ptx.py there, everything else by Triton.
+(kernels/attention_control.py), so one captured graph serves any length up to the capacity. On NVIDIA int8 caches of
+128 and 256 channels are worked through by kernels/_attention_ptx.py, on compute capability 9.0 with tiles copied to
+shared memory ahead of use, with the same bits; everything else by Triton, which takes the codes of a tile to registers
+in the order of the matrix unit's operands: any order of channels or of slots will do for a sum if both factors have it.
 """
 
 from dataclasses import dataclass
@@ -164,7 +165,8 @@ def _takes_text(q, keys) -> bool:
 
 
 def _text_runs(device) -> bool:
-    return BY_TEXT and device.type == "cuda" and _has_mma(device) and device not in _WITHOUT_TEXT
+    fits = device.type == "cuda" and torch.version.hip is None and _capability(device)[0] >= 8
+    return BY_TEXT and fits and device not in _WITHOUT_TEXT
 
 
 def avoid_text(device: torch.device) -> bool:
@@ -176,8 +178,8 @@ def avoid_text(device: torch.device) -> bool:
 
 
 @cache
-def _has_mma(device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
+def _capability(device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def _parts_by_text(q, keys, values, control, workspace, dependent):
@@ -185,10 +187,11 @@ def _parts_by_text(q, keys, values, control, workspace, dependent):
 
     group, shape, tensors = _common(q, keys, values, control, workspace, dependent)
     rows = _block_rows(group)
-    form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent, **TEXT)
+    rest = {"staged": _capability(q.device)[0] == 9} | TEXT
+    form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent, **rest)
     _kernel.decode_attention_block_kernel[(workspace.blocks,)](
         *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows, FORM=form, AHEAD=AHEAD, EARLY=EARLY,
-        num_warps=4, **shape,
+        SHARED_TILES=_kernel.shared_tiles(form), num_warps=4, **shape,
     )  # fmt: skip
 
 

@@ -205,9 +205,11 @@ def attention_variants(module, append, target):
         by_text = int8 and nvidia and dim >= 128
         if by_text:
             block = kernel_module("_attention_block_kernel")
-            form = block.form(dim, 4 if group == 4 else 3, True, dependent)
-            text = {"BLOCK_ROWS": parts["BLOCK_ROWS"], "FORM": form, "AHEAD": 2, "EARLY": True}
-            yield attention_source(block.decode_attention_block_kernel, kind, shape | text), options
+            for staged in {False, target.arch == 90}:
+                form = block.form(dim, 4 if group == 4 else 3, True, dependent, staged)
+                text = {"BLOCK_ROWS": parts["BLOCK_ROWS"], "FORM": form, "AHEAD": 2, "EARLY": True}
+                text["SHARED_TILES"] = block.shared_tiles(form)
+                yield attention_source(block.decode_attention_block_kernel, kind, shape | text), options
         merge = {"PLACES": 4, "TURNS": 8, "BLOCK_D": dim, "BY_STORES": by_text, "GATED": True, "EARLY": True}
         wide = options | {"num_warps": 8}
         yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), wide
@@ -268,6 +270,16 @@ def chosen(name, target):
             yield compiled, options
 
 
+def reserved(compiled):
+    """Bytes of shared memory that a launch must reserve for a text of PTX."""
+    names = compiled.fn.arg_names
+    constants = {names[index]: value for (index,), value in compiled.constants.items()}
+    if not constants.get("SHARED_TILES"):
+        return 0
+    dim, groups, *_ = kernel_module("_attention_block_kernel").FORMS[constants["FORM"]]
+    return kernel_module("_attention_ptx").shared_bytes(dim, groups)
+
+
 def outcome_of(name):
     """("compiled", "skipped" or "failed", why) of one target."""
     target = TARGETS[name]
@@ -279,6 +291,8 @@ def outcome_of(name):
             # What texts of PTX declare by themselves, of which a compiler may make copies.
             declared = sum(map(int, re.findall(r"\.shared[^;]*\[(\d+)\];", binary.asm.get("ptx", ""))))
             assert declared <= 48 << 10, f"{compiled.fn} declares {declared} bytes of shared memory"
+            wanted = reserved(compiled)
+            assert binary.metadata.shared >= wanted, f"{compiled.fn} reserves too little for {wanted}"
     except Exception as error:
         reason = str(error)[-800:]
         return ("skipped" if any(words in reason for words in MISSING) else "failed"), reason

@@ -88,6 +88,9 @@ class Case:
         size = (q.abs() @ keys.abs().mT).amax(-1, keepdim=True) * scale
         kind = {torch.int8: "int8", torch.bfloat16: "bf16", torch.float32: "fp32"}[self.cache.keys.numbers.dtype]
         share = WEIGHT_ERROR[kind] + 2**-23 * (self.dim + 16) * size + 2**-23 * (min(len(seen), 2048) + 320)
+        if kind == "int8" and ON_GPU and self.dim >= 128 and self.dtype != torch.float32 and torch.version.hip is None:
+            digits = q.abs().amax(-1, keepdim=True) * keys.abs().sum(-1).amax(-1)[:, None, None]
+            share += 2**-15 * digits * scale  # of kernels/_attention_ptx.py
         out, bound = weights @ values, share * (weights @ values.abs())
         if kind == "int8":
             largest = (weights * self.cache.values.scales[:, None, seen]).amax(-1, keepdim=True)
