@@ -17,6 +17,8 @@ from ._attention_parts import part as part_of
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
 from ._float_products import dot
 
+WIDE = tl.constexpr(256)  # parts whose maxima and sums of weights are loaded at once: all of 278,528 slots
+
 
 @triton.jit
 def _load_rows(p_numbers, slot, last, T: tl.constexpr, D: tl.constexpr):
@@ -232,12 +234,12 @@ def _merged(
     INT8: tl.constexpr = p_keys.dtype.element_ty == tl.int8
     CHUNK: tl.constexpr = PLACES * TURNS
     o_all = tl.arange(0, D)
-    o_chunk = tl.arange(0, CHUNK)
+    o_wide = tl.arange(0, WIDE)
     first = (head // GROUP).to(tl.int64) * max_parts * (8 * GROUP) + row * GROUP + head % GROUP
-    p_peaks = p_peak + first + o_chunk * (8 * GROUP)
-    p_totals = p_total + first + o_chunk * (8 * GROUP)
-    peaks = tl.load(p_peaks, mask=o_chunk < parts, other=float("-inf"))
-    totals = tl.load(p_totals, mask=o_chunk < parts, other=0.0)
+    p_peaks = p_peak + first + o_wide * (8 * GROUP)
+    p_totals = p_total + first + o_wide * (8 * GROUP)
+    peaks = tl.load(p_peaks, mask=o_wide < parts, other=float("-inf"))
+    totals = tl.load(p_totals, mask=o_wide < parts, other=0.0)
     chunk = _load_chunk(p_peak, p_acc, first, 0, parts, o_lying, D, GROUP, PLACES, TURNS)
     q = tl.load(p_q + (row * KV_HEADS * GROUP + head) * D + o_all).to(tl.float32)
     key = tl.load(p_keys + own * D + o_all).to(tl.float32)
@@ -248,23 +250,26 @@ def _merged(
     if GATED:
         gate = tl.load(p_gate + row * gate_stride + (head * 2 + 1) * D + o_d).to(tl.float32)
     largest = peaks
-    c = CHUNK
+    c = WIDE
     while c < parts:
-        more = tl.load(p_peaks + c * (8 * GROUP), mask=c + o_chunk < parts, other=float("-inf"))
+        more = tl.load(p_peaks + c * (8 * GROUP), mask=c + o_wide < parts, other=float("-inf"))
         largest = tl.maximum(largest, more)
-        c += CHUNK
+        c += WIDE
     peak = tl.max(largest, 0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(totals * tl.exp2(peaks - base), 0)
+    c = WIDE
+    while c < parts:
+        more = tl.load(p_peaks + c * (8 * GROUP), mask=c + o_wide < parts, other=float("-inf"))
+        totals = tl.load(p_totals + c * (8 * GROUP), mask=c + o_wide < parts, other=0.0)
+        total += tl.sum(totals * tl.exp2(more - base), 0)
+        c += WIDE
     acc = tl.zeros((PLACES, BLOCK_D), tl.float32)
     for turn in tl.static_range(TURNS):
         acc += chunk[turn][1] * tl.exp2(chunk[turn][0] - base)[:, None]
     c = CHUNK
     while c < parts:
-        more = tl.load(p_peaks + c * (8 * GROUP), mask=c + o_chunk < parts, other=float("-inf"))
-        totals = tl.load(p_totals + c * (8 * GROUP), mask=c + o_chunk < parts, other=0.0)
         chunk = _load_chunk(p_peak, p_acc, first, c, parts, o_lying, D, GROUP, PLACES, TURNS)
-        total += tl.sum(totals * tl.exp2(more - base), 0)
         for turn in tl.static_range(TURNS):
             acc += chunk[turn][1] * tl.exp2(chunk[turn][0] - base)[:, None]
         c += CHUNK

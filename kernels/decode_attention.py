@@ -11,7 +11,7 @@ then o * sigmoid(gate) and one rounding to the output's dtype. The reference is 
 
 Rows. Parts are those of kernels/attention.py, cut by absolute position. Inside a part slots come in tiles of one size
 under a running maximum. A tile of which a row sees nothing multiplies its sums by 1 and adds 0, and the merge takes as
-many parts as the row sees something of. There sums of weights add up 32 parts at a time in one fixed tree, sums of
+many parts as the row sees something of. There sums of weights add up 256 parts at a time in one fixed tree, sums of
 values part by part, the i-th to sum i mod 4, and those in one fixed tree; the own key is last. So a row's bits depend
 on neither its place among the rows, its neighbours, how many are alive, nor the block that worked for it: a row of a
 tree equals the same token decoded alone once its ancestors are committed.
@@ -50,7 +50,7 @@ from .rows import SLOTS
 # What benchmarks/attention.py compares with others. The merge: sums that parts join in turn, parts of each in flight,
 # warps, blocks a row and head. The parts: whether the text of kernels/_attention_ptx.py runs where it can, which of its
 # forms, how many tiles a block asks for while the kernels before it run, blocks launched for each multiprocessor.
-MERGE_PLACES, MERGE_TURNS, MERGE_WARPS, MERGE_BLOCKS = 4, 8, 4, 1
+MERGE_PLACES, MERGE_TURNS, MERGE_WARPS, MERGE_BLOCKS = 4, 8, 8, 1
 BY_TEXT, TEXT, AHEAD, BLOCKS = True, {}, 2, 4
 EARLY = True  # whether dependent launches read control before they wait, and check it after
 _WITHOUT_TEXT: set[torch.device] = set()  # where the text failed its check

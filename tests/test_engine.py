@@ -122,7 +122,7 @@ def test_an_auto_reply_reports_what_was_learnt_and_the_shapes_used(engine, monke
     # On a CPU by a clock on which every pass takes as long: a busy machine's own can make drafts look too dear to try.
     monkeypatch.setattr("fastqwen.engine.passes.time", SimpleNamespace(perf_counter=itertools.count().__next__))
     report = engine.generate("a fox", settings=GREEDY, max_tokens=24, mtp="auto").report
-    assert sum(report.shapes.values()) == report.verify_passes and set(report.shapes) > {"off"}
+    assert sum(report.shapes.values()) == report.verify_passes and set(report.shapes) - {"off"}
     rates, options = report.planner["rates"], report.planner["options"]
     assert [len(level) for level in rates] == [7] * 7 and all(0 <= rate <= 1 for level in rates for rate in level)
     assert len(options) == 5 and all(option["tokens_per_second"] > 0 for option in options)

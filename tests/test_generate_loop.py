@@ -49,7 +49,7 @@ class ScriptedDrafts:
             right = bool(torch.rand((), generator=self.generator) < self.right)
             # Of the siblings only one can be right; the chain's own candidate is right most often.
             hit = right if tree.ranks[slot] == 1 else not right and tree.ranks[slot] == 2
-            tokens.append(known if hit else 310 + slot)
+            tokens.append(known if hit else (known + slot) % 320)  # a fixed one could be right by chance
         return tokens
 
     def observe(self, outcome):
