@@ -47,7 +47,7 @@ FORMS = {
     "blocks-2": {"BLOCKS": 2},
     "merge-2-blocks": {"MERGE_BLOCKS": 2},
     "merge-2-blocks-16": {"MERGE_BLOCKS": 2, "MERGE_TURNS": 16},
-    "narrow-merge": {"MERGE_WARPS": 4},
+    "wide-merge": {"MERGE_WARPS": 8},
 }
 # Times of a block's steps; and wrong on purpose, without the loads after a part's first tile, products or both.
 PARTIAL = {

@@ -50,7 +50,7 @@ from .rows import SLOTS
 # What benchmarks/attention.py compares with others. The merge: sums that parts join in turn, parts of each in flight,
 # warps, blocks a row and head. The parts: whether the text of kernels/_attention_ptx.py runs where it can, which of its
 # forms, how many tiles a block asks for while the kernels before it run, blocks launched for each multiprocessor.
-MERGE_PLACES, MERGE_TURNS, MERGE_WARPS, MERGE_BLOCKS = 4, 8, 8, 1
+MERGE_PLACES, MERGE_TURNS, MERGE_WARPS, MERGE_BLOCKS = 4, 8, 4, 1
 BY_TEXT, TEXT, AHEAD, BLOCKS = True, {}, 2, 4
 EARLY = True  # whether dependent launches read control before they wait, and check it after
 _WITHOUT_TEXT: set[torch.device] = set()  # where the text failed its check
