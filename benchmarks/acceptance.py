@@ -1,14 +1,17 @@
 """Drafts accepted a pass, by kind of text and temperature: what coupling and a prefilled head bring.
 
-python -m fastqwen.benchmarks.acceptance [--model demo-bf16] [--tokens 150] [--seeds 3]
+python -m fastqwen.benchmarks.acceptance [--model demo-bf16] [--tokens 150] [--seeds 3] [--kinds story ...]
+    [--contexts 4096 32768 ...]
 
 Chains of three drafts. "coupled" is what runs; "argmax" drafts the head's most likely token instead of the one that the
 target's noise favours; "empty" starts the head without the prompt's rows. Every text is checked to be that of plain
-decoding. For the demo, everything is demo model, synthetic text.
+decoding. With `--contexts`, drafts are coupled and prose is repeated in front of a prompt until both have so many
+tokens. For the demo, everything is demo model, synthetic text.
 """
 
 import argparse
 import json
+from itertools import product
 
 import torch
 
@@ -67,22 +70,32 @@ def reply(engine, ids, settings, seed, tokens, variant=None):
     return [token for new in passes for token in new], meter
 
 
-def measure(engine, kind: str, temperature: float, tokens: int, seeds: int) -> dict:
-    """Drafts accepted a pass of every variant, over `seeds` replies."""
+def prompt_ids(engine, kind: str, context: int = 0) -> list[int]:
+    """A kind's prompt; where it is to have `context` tokens, behind as much prose."""
     prompt, template = KINDS[kind]
     ids = engine.template.prompt_ids(prompt, system=None, thinking=False, raw=not template)
+    prose = engine.template.prompt_ids(KINDS["plain prose"][0] + " ", raw=True)
+    before = max(0, context - len(ids))
+    return (prose * (before // len(prose) + 1))[:before] + ids
+
+
+def measure(
+    engine, kind: str, temperature: float, tokens: int, seeds: int, *, context: int = 0, variants=VARIANTS
+) -> dict:
+    """Drafts accepted a pass of every variant, over `seeds` replies."""
+    ids = prompt_ids(engine, kind, context)
     settings = SamplingSettings(temperature=temperature, top_k=20, top_p=0.95)
-    found = {variant: [0, 0] for variant in VARIANTS}
+    found = {variant: [0, 0] for variant in variants}
     for seed in range(seeds if temperature else 1):
         wanted, _ = reply(engine, ids, settings, seed, tokens)
-        for variant in VARIANTS:
+        for variant in variants:
             text, meter = reply(engine, ids, settings, seed, tokens, variant)
             if text != wanted:
                 raise AssertionError(f"{kind}, {temperature}, {variant}: drafting changed the text")
             found[variant][0] += meter.accepted
             found[variant][1] += meter.passes
     rates = {variant: round(accepted / max(passes, 1), 2) for variant, (accepted, passes) in found.items()}
-    return {"kind": kind, "temperature": temperature, **rates}
+    return {"kind": kind, "temperature": temperature, "context": len(ids), **rates}
 
 
 @one_sentence()
@@ -92,13 +105,15 @@ def main():
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tokens", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--contexts", type=int, nargs="+", default=[0], metavar="TOKENS")
     arguments = parser.parse_args()
     engine = load(arguments.model, device=arguments.device)
-    rows = []
-    for kind in KINDS:
-        for temperature in TEMPERATURES:
-            rows.append(measure(engine, kind, temperature, arguments.tokens, arguments.seeds))
-            print("  " + ", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    rows, variants = [], VARIANTS if arguments.contexts == [0] else VARIANTS[:1]
+    for kind, temperature, context in product(arguments.kinds, TEMPERATURES, arguments.contexts):
+        row = measure(engine, kind, temperature, arguments.tokens, arguments.seeds, context=context, variants=variants)
+        rows.append(row)
+        print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     print(json.dumps({"what": "drafts accepted a pass, chain of 3", "model": arguments.model, "rows": rows}))
 
 
