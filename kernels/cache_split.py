@@ -4,8 +4,9 @@ NVIDIA's multiprocessors have one memory for both (256 KB on compute capability 
 kernel. A kernel that names no split keeps the one it finds if its own shared memory fits, and an attention or a GEMM
 leaves one behind with little L1. Every load on its way to registers holds a line of the L1, so kernels that live from
 many bytes on their way then wait for lines: the linears of a whole pass took 2.29 ms instead of 2.08 with half of the
-memory given away (9B, eight rows, one H200; benchmarks/README.md). Such kernels say what they need, in percent; it is
-a hint to the driver and changes no result.
+memory given away (9B, eight rows, one H200; benchmarks/README.md). Such kernels say what they need, and so does the
+merge that follows attention's parts, for kernels behind it that name nothing. It is a hint to the driver and changes no
+result.
 Source: CUDA driver API, cuFuncSetAttribute, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT.
 """
 
@@ -17,12 +18,13 @@ from functools import cache
 import torch
 
 PREFERRED_SHARED_MEMORY_CARVEOUT = 9  # of the driver's function attributes
+LITTLE = 16  # KB for all blocks of a multiprocessor, each at most 2 KB of its own and 1 KB of the driver's
 
 _log = logging.getLogger(__name__)
 _told: set[int] = set()  # functions, by handle
 
 
-def prefer_shared(launched, kilobytes: int, device: torch.device) -> None:
+def prefer_shared(launched, device: torch.device, kilobytes: int = LITTLE) -> None:
     """Has the kernel that a Triton launch returned run with so much of a multiprocessor's memory as shared memory.
 
     From its next launch on, and in every graph captured from then on; later calls return at once. The driver knows

@@ -45,6 +45,7 @@ from torch import Tensor
 
 from .attention import part_at
 from .attention_control import FLOATS, HEAD_DIMS, TILE, check_cache, want
+from .cache_split import prefer_shared
 from .rows import SLOTS
 
 # What benchmarks/attention.py compares with others. The merge: sums that parts join in turn, parts of each in flight,
@@ -201,11 +202,12 @@ def _merge(q, keys, values, control, workspace, gate, out, dependent):
     _, shape, tensors = _common(q, keys, values, control, workspace, dependent)
     heads, dim = q.shape[1:]
     gates = (q, 0) if gate is None else (gate, gate.stride(0))
-    _kernels.decode_attention_merge_kernel[(heads, SLOTS, MERGE_BLOCKS)](
+    launched = _kernels.decode_attention_merge_kernel[(heads, SLOTS, MERGE_BLOCKS)](
         *tensors, gates[0], out, gates[1], keys.numbers.shape[1], workspace.peak.shape[1],
         PLACES=MERGE_PLACES, TURNS=MERGE_TURNS, BLOCK_D=dim // MERGE_BLOCKS, BY_STORES=_takes_text(q, keys),
         GATED=gate is not None, EARLY=EARLY, num_warps=MERGE_WARPS, **shape,
     )  # fmt: skip
+    prefer_shared(launched, out.device)
 
 
 def _common(q, keys, values, control, workspace, dependent):

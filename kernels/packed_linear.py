@@ -32,9 +32,6 @@ from . import float_linear
 from .cache_split import prefer_shared
 from .packed import Layout
 
-# Shared memory of all blocks of a multiprocessor, at most 2 KB each and 1 KB of the driver's; the rest is L1, which
-# holds a line for each load on its way.
-SHARED_KILOBYTES = 16
 WINDOW = 32  # scale bytes whose levels are kept in registers
 
 
@@ -213,7 +210,7 @@ def packed_linear(
         EARLY=config.early, CUT=cut > 0, PLAIN=plain is not None, PLAIN_K=0 if plain is None else plain_launch.block_k,
         DEPENDENT=dependent, num_warps=config.warps, **constants, **options,
     )  # fmt: skip
-    prefer_shared(launched, SHARED_KILOBYTES, out.device)
+    prefer_shared(launched, out.device)
     return out
 
 

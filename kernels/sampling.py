@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .cache_split import prefer_shared
 from .rows import SLOTS
 
 MAXIMA = 512  # stretches of a row at most
@@ -187,23 +188,25 @@ def draw(
     blocks = -(-vocab // block)
     places, stretch = max(16, 1 << (maxima - 1).bit_length()), min(workspace.stretch, block)
     row_options = options | {"SHORT": shortlist is not None, "LIVE": live is not None, "BLOCK": block}
-    _kernels.maxima_kernel[(rows, blocks)](
+    largest = _kernels.maxima_kernel[(rows, blocks)](
         *shared, workspace.maxima, workspace.count, maxima, STRETCH=stretch, num_warps=8, **row_options
     )  # fmt: skip
     if rows > 1:
         _kernels.bound_kernel[(rows,)](
             workspace.maxima, settings.whole, workspace.bound, maxima, MAXIMA=places, WIDE=wide, num_warps=4, **options
         )  # fmt: skip
-    _kernels.list_kernel[(rows, blocks)](
+    listed = _kernels.list_kernel[(rows, blocks)](
         *shared, workspace.maxima, workspace.bound, workspace.count, workspace.listed, maxima, LISTED=LISTED,
         STRETCH=stretch, MAXIMA=0 if rows > 1 else places, WIDE=wide, num_warps=8, **row_options,
     )  # fmt: skip
     following, half = ((tokens,) * 7, 0) if head_row is None else (head_row, head_row[2].numel())
-    _kernels.draw_kernel[(rows,)](
+    drawn = _kernels.draw_kernel[(rows,)](
         *shared, seen.depth, seen.reply, workspace.count, workspace.listed, tokens, errors,
         candidates if wide else tokens, level if wide else seen.reply, *following, half,
         LISTED=LISTED, WIDE=wide, HALF=1 << (half - 1).bit_length() if half else 0, num_warps=4, **row_options,
     )  # fmt: skip
+    for launched in (largest, listed, drawn):
+        prefer_shared(launched, logits.device)
     return tokens
 
 

@@ -36,32 +36,32 @@ def driver(monkeypatch):
 def test_a_kernel_is_told_once(driver):
     one, other = SimpleNamespace(function=1234), SimpleNamespace(function=99)
     for launched in (one, one, other, one):
-        prefer_shared(launched, 16, torch.device("cuda"))
+        prefer_shared(launched, torch.device("cuda"))
     assert driver.calls == [(1234, PREFERRED_SHARED_MEMORY_CARVEOUT, 7), (99, PREFERRED_SHARED_MEMORY_CARVEOUT, 7)]
 
 
 @pytest.mark.parametrize(("kilobytes", "percent"), [(0, 0), (8, 3), (16, 7), (64, 28), (228, 100)])
 def test_percent_never_asks_for_the_next_size_of_the_hardware(driver, kilobytes, percent):
-    prefer_shared(SimpleNamespace(function=1), kilobytes, torch.device("cuda"))
+    prefer_shared(SimpleNamespace(function=1), torch.device("cuda"), kilobytes)
     assert driver.calls[0][2] == percent
     assert percent * H200 <= kilobytes * 1024 * 100
 
 
 def test_an_interpreted_launch_asks_for_nothing(driver):
-    prefer_shared(None, 16, torch.device("cpu"))
+    prefer_shared(None, torch.device("cpu"))
     assert driver.calls == []
 
 
 def test_a_driver_that_refuses_is_no_error(driver, caplog):
     driver.status = 1
     with caplog.at_level("INFO"):
-        prefer_shared(SimpleNamespace(function=5), 16, torch.device("cuda"))
+        prefer_shared(SimpleNamespace(function=5), torch.device("cuda"))
     assert "answered 1" in caplog.text
 
 
 def test_without_a_driver_nothing_happens(driver, monkeypatch):
     monkeypatch.setattr(cache_split, "_driver", lambda: None)
-    prefer_shared(SimpleNamespace(function=5), 16, torch.device("cuda"))
+    prefer_shared(SimpleNamespace(function=5), torch.device("cuda"))
     assert driver.calls == []
 
 
@@ -76,7 +76,7 @@ def test_the_driver_keeps_what_packed_linears_ask_for():
         pytest.skip("needs an NVIDIA GPU")
     x = torch.zeros(1, dtype=torch.int32, device="cuda")
     launched = kernel[(1,)](x)
-    prefer_shared(launched, 16, x.device)
+    prefer_shared(launched, x.device)
     found = ctypes.c_int()
     status = cache_split._driver().cuFuncGetAttribute(
         ctypes.byref(found), PREFERRED_SHARED_MEMORY_CARVEOUT, ctypes.c_void_p(launched.function)
