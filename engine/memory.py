@@ -163,7 +163,7 @@ class EngineMemory:
             raise FastQwenError(
                 f"{capacity} tokens of prompt and reply need {self._cache_bytes(capacity) / 2**20:.0f} MiB of keys and "
                 f"values; {free / 2**20:.0f} MiB are free on {self.device}, enough for about {room} tokens: lower "
-                "max_tokens, shorten the prompt, or choose int8 keys and values."
+                "max_tokens (max_length on a node), shorten the prompt, or choose int8 keys and values."
             )
         return room
 

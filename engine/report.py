@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -74,8 +75,17 @@ class Report:
             f"mtp: {self.mtp}{self._drafts()}]",
         ]
 
+    def short(self) -> str:
+        """One of many replies in a few words; what `notes_of` gives is said once beside them."""
+        return (
+            f"{self.new_tokens} tokens, {self.tokens_per_second or 0:.1f} tokens/s, prompt {self.prompt_tokens} tokens"
+            f"{self._cached()}, stopped: {self.stop_reason}"
+        )
+
     def _cached(self) -> str:
-        return f" ({self.cached_tokens} read before)" if self.cached_tokens else ""
+        if not self.cached_tokens:
+            return ""
+        return f" ({self.cached_tokens} read before, {self.cached_seconds:.2f} s saved)"
 
     def _images(self) -> str:
         if not self.image_tokens:
@@ -87,6 +97,11 @@ class Report:
 
     def _drafts(self) -> str:
         return f", {self.accepted_per_pass:.2f} drafts accepted a pass" if self.mtp != "off" else ""
+
+
+def notes_of(reports: Iterable[Report]) -> list[str]:
+    """For people: what several replies noted, each once."""
+    return [f"note: {note}" for note in dict.fromkeys(note for report in reports for note in report.notes)]
 
 
 @dataclass

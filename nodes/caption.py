@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..engine import FastQwenError, Result, SamplingSettings
 from ..engine.caption import STYLES as ENGINE_STYLES
 from ..engine.caption import CaptionOptions, finish
-from ..engine.report import LENGTH
+from ..engine.report import LENGTH, notes_of
 from .request import TextRequest
 from .verbatim import split_words
 
@@ -55,17 +55,17 @@ def captions(wish: CaptionWish, pictures, write: Callable[[TextRequest], Result]
     A reply that is no caption gives an empty one and a warning: the rest of a data set is not lost for it.
     """
     options = wish.options()
-    texts, lines = [], []
+    texts, lines, reports = [], [], []
     for number, picture in enumerate(pictures, start=1):
         result = write(_request(wish, options, picture))
-        report, rate = result.report, result.report.tokens_per_second or 0
-        lines.append(f"picture {number}: {report.new_tokens} tokens, {rate:.1f} tokens/s, {report.stop_reason}")
+        reports.append(result.report)
+        lines.append(f"picture {number}: {result.report.short()}")
         try:
-            texts.append(finish(result.text, options, cut=report.stop_reason == LENGTH))
+            texts.append(finish(result.text, options, cut=result.report.stop_reason == LENGTH))
         except FastQwenError as error:
             texts.append("")
             lines.append(f"  warning: no caption: {error}")
-    return texts, "\n".join(lines)
+    return texts, "\n".join([*lines, *notes_of(reports)])
 
 
 def _request(wish, options, picture):

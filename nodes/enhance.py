@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..engine import FastQwenError, Result, SamplingSettings
-from ..engine.report import LENGTH
+from ..engine.report import LENGTH, notes_of
 from .clean import clean, last_whole
 from .presets import CHINESE, ENGLISH, LENGTHS, Preset
 from .request import TextRequest
@@ -57,14 +57,16 @@ def enhance(wish: Wish, write: Callable[[TextRequest], Result]) -> Enhanced:
         return Enhanced([wish.idea], wish.preset.negative, "nothing written: the idea is empty")
     parts = parts_to_keep(wish.idea, split_words(wish.keep))
     system = system_text(wish, [part.text for part in parts])
-    prompts, lines = [], [f"preset: {wish.preset.name}, {wish.length}, {wish.language}", *_language_notes(wish)]
+    prompts, reports = [], []
+    lines = [f"preset: {wish.preset.name}, {wish.length}, {wish.language}", *_language_notes(wish)]
     for index in range(wish.variants):
         seed = (wish.seed + index) % 2**64
         result = write(_request(wish, system, seed))
         prompt, notes = finished(wish, result, parts)
         prompts.append(prompt)
-        lines += [_line(seed, result), *(f"  warning: {note}" for note in notes)]
-    return Enhanced(prompts, wish.preset.negative, "\n".join(lines))
+        reports.append(result.report)
+        lines += [f"seed {seed}: {result.report.short()}", *(f"  warning: {note}" for note in notes)]
+    return Enhanced(prompts, wish.preset.negative, "\n".join([*lines, *notes_of(reports)]))
 
 
 def system_text(wish: Wish, kept: Sequence[str]) -> str:
@@ -150,11 +152,4 @@ def _request(wish, system, seed):
         max_tokens=wish.max_tokens,
         mtp=wish.mtp,
         images=wish.images,
-    )
-
-
-def _line(seed, result):
-    report = result.report
-    return (
-        f"seed {seed}: {report.new_tokens} tokens, {report.tokens_per_second or 0:.1f} tokens/s, {report.stop_reason}"
     )

@@ -6,29 +6,30 @@ import pytest
 from fastqwen.engine import FastQwenError, SamplingSettings
 from fastqwen.engine.caption import STYLES as ENGINE_STYLES
 from fastqwen.nodes.caption import OWN, STYLES, CaptionWish, captions
+from reports import report
 
 
 class Writer:
     """Answers about a picture with what the picture is here: a text."""
 
-    def __init__(self, stop_reason="stop token"):
-        self.stop_reason, self.requests = stop_reason, []
+    def __init__(self, stop_reason="stop token", **more):
+        self.stop_reason, self.more, self.requests = stop_reason, more, []
 
     def __call__(self, request):
         self.requests.append(request)
-        report = SimpleNamespace(new_tokens=5, tokens_per_second=2.0, stop_reason=self.stop_reason)
-        return SimpleNamespace(text=request.images[0], report=report)
+        found = report(new_tokens=5, tokens_per_second=2.0, stop_reason=self.stop_reason, **self.more)
+        return SimpleNamespace(text=request.images[0], report=found)
 
 
 def test_every_picture_has_its_own_request_and_the_same_seed():
     writer = Writer()
     wish = CaptionWish(seed=5, thinking=True, max_tokens=9, temperature=0.2)
-    texts, report = captions(wish, ["A fox.", "A hen.", "An owl.", "A cat."], writer)
+    texts, lines = captions(wish, ["A fox.", "A hen.", "An owl.", "A cat."], writer)
     assert texts == ["A fox.", "A hen.", "An owl.", "A cat."]
     assert [len(request.images) for request in writer.requests] == [1] * 4
     assert {(request.seed, request.thinking, request.max_tokens) for request in writer.requests} == {(5, True, 9)}
     assert writer.requests[0].settings == SamplingSettings(temperature=0.2)
-    assert report.splitlines()[3] == "picture 4: 5 tokens, 2.0 tokens/s, stop token"
+    assert lines.splitlines()[3] == "picture 4: 5 tokens, 2.0 tokens/s, prompt 0 tokens, stopped: stop token"
     assert captions(CaptionWish(), [], writer) == ([], "")
 
 
@@ -65,3 +66,11 @@ def test_a_reply_that_is_no_caption_gives_an_empty_one_and_a_warning():
     texts, report = captions(CaptionWish(), ["A fox.", " ", "A hen."], Writer("length"))
     assert texts == ["A fox.", "", "A hen."]
     assert "  warning: no caption: The model wrote nothing (the token limit was reached" in report
+
+
+def test_the_report_says_what_was_read_before_and_each_note_once():
+    writer = Writer(prompt_tokens=90, cached_tokens=64, cached_seconds=0.25, notes=["the picture was reduced"])
+    _, lines = captions(CaptionWish(), ["A fox.", "A hen."], writer)
+    first, second, *rest = lines.splitlines()
+    assert "prompt 90 tokens (64 read before, 0.25 s saved)" in first and second.startswith("picture 2: ")
+    assert rest == ["note: the picture was reduced"]

@@ -10,6 +10,7 @@ from fastqwen.nodes.preset_texts import BUILT_IN
 from fastqwen.nodes.presets import Preset, parse, preset, preset_names
 from fastqwen.nodes.request import pictures, stop_lines
 from fastqwen.nodes.verbatim import parts_to_keep, put_back, split_words
+from reports import report
 
 PROSE = Preset("p", "Write prose.")
 TAGS = Preset("t", "Write tags.", style="tags", language="English", prefix="score_9", negative="blurry")
@@ -18,14 +19,14 @@ TAGS = Preset("t", "Write tags.", style="tags", language="English", prefix="scor
 class Writer:
     """A model that answers with what it is told, by seed, and keeps the requests."""
 
-    def __init__(self, *replies, stop_reason="stop token"):
-        self.replies, self.stop_reason, self.requests = replies, stop_reason, []
+    def __init__(self, *replies, stop_reason="stop token", **more):
+        self.replies, self.stop_reason, self.more, self.requests = replies, stop_reason, more, []
 
     def __call__(self, request):
         self.requests.append(request)
         text = self.replies[request.seed % len(self.replies)]
-        report = SimpleNamespace(new_tokens=7, tokens_per_second=12.5, stop_reason=self.stop_reason, notes=[])
-        return SimpleNamespace(text=text, thinking="", report=report)
+        found = report(new_tokens=7, tokens_per_second=12.5, stop_reason=self.stop_reason, **self.more)
+        return SimpleNamespace(text=text, thinking="", report=found)
 
 
 def run(idea, reply, preset=PROSE, **options):
@@ -244,3 +245,14 @@ def test_stop_texts_are_lines_and_pictures_come_from_batches():
     batch, single = torch.zeros(2, 3, 4, 3), torch.ones(5, 6, 3)
     assert [tuple(picture.shape) for picture in pictures([batch, single])] == [(3, 4, 3), (3, 4, 3), (5, 6, 3)]
     assert pictures(None) == () and len(pictures(batch)) == 2
+
+
+def test_the_report_says_what_was_read_before_and_each_note_once():
+    notes = ["30 of 32 layers are read from RAM"]
+    writer = Writer("A red fox.", prompt_tokens=90, cached_tokens=64, cached_seconds=0.25, notes=notes)
+    lines = enhance(Wish("fox", PROSE, variants=2), writer).report.splitlines()
+    assert (
+        lines[1] == "seed 0: 7 tokens, 12.5 tokens/s, prompt 90 tokens (64 read before, 0.25 s saved), stopped: "
+        "stop token"
+    )
+    assert lines[2].startswith("seed 1: ") and lines[3:] == ["note: 30 of 32 layers are read from RAM"]

@@ -105,6 +105,7 @@ def test_without_triton_every_operation_is_torchs_with_the_reason_and_text_is_wr
     )
     done = run_python(code, cwd=tmp_path, env=dict(os.environ, OMP_NUM_THREADS="1"))
     assert done.stdout.splitlines() == ["{'torch'} True", "3"], done.stderr
+    assert done.stderr.count("Triton is not installed") == 1, "said once, not for each kind of layer"
 
 
 def test_requirements_file_is_in_step_with_the_package():

@@ -53,6 +53,7 @@ def decide(device: torch.device, kind: str, wrong_result: Callable[[torch.device
     try:
         import triton
     except ImportError:
+        _say_without_triton()
         return False, "plain torch: Triton is not installed (on Windows: pip install triton-windows)"
     try:
         wrong = wrong_result(device)
@@ -62,6 +63,15 @@ def decide(device: torch.device, kind: str, wrong_result: Callable[[torch.device
         logger.warning("FastQwen: %s kernels are not used on %s (%s); plain torch is slower.", kind, device, wrong)
         return False, f"plain torch: the kernels' self-check failed ({wrong})"
     return True, f"Triton {triton.__version__}, checked against the reference on {device}"
+
+
+@functools.cache
+def _say_without_triton():
+    """Once a process, whatever kinds of layers there are."""
+    logger.warning(
+        "FastQwen: Triton is not installed, so everything runs in plain torch, which is slower: "
+        "pip install triton (on Windows triton-windows)."
+    )
 
 
 def _wrong_float(device, dtype) -> str | None:
