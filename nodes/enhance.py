@@ -53,7 +53,7 @@ def unchanged(idea: str, preset: Preset) -> Enhanced:
 def enhance(wish: Wish, write: Callable[[TextRequest], Result]) -> Enhanced:
     """Writes every variant. Raises FastQwenError for a wish that cannot be met, and what `write` raises.
 
-    A reply that is empty, or that lost quoted text, gives the idea instead; the report says so.
+    A reply that is empty, or that lost a part to keep which has no place in it, gives the idea; the report says so.
     """
     _check(wish)
     if not wish.idea.strip() and not wish.images:

@@ -209,3 +209,8 @@ def test_words_that_may_be_others_are_not_quoted(quoted, reply):
 )
 def test_words_that_can_only_be_the_quoted_ones_are_quoted(quoted, reply, text):
     assert rewritten(quoted, "", reply) == (text, [])
+
+
+def test_a_private_character_in_a_reply_stands_for_no_part():
+    assert rewritten("(fox:1.2)", "", "a \U000f0000 cat \U0010fffd") == ("a  cat, (fox:1.2)", [])
+    assert rewritten('"\U000f0000"', "", "a cat") == ("a cat", ['"\U000f0000"'])
