@@ -1,11 +1,12 @@
 """From an idea to finished prompts for an image or video model. Knows nothing of ComfyUI: `write` does the writing."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..engine import FastQwenError, Result, SamplingSettings
 from ..engine.report import LENGTH, notes_of
-from .clean import clean, last_whole
+from .clean import clean, last_whole, unpacked
 from .presets import CHINESE, ENGLISH, LENGTHS, Preset
 from .request import TextRequest
 from .verbatim import hide, parts_to_keep, put_back, show, split_words
@@ -13,6 +14,8 @@ from .verbatim import hide, parts_to_keep, put_back, show, split_words
 AS_THE_IDEA = "as the idea"
 LANGUAGES = (AS_THE_IDEA, ENGLISH, CHINESE)
 MOST_VARIANTS = 64
+FULL_WIDTH = "\uff0c\u3001\u3002\uff1a\uff1b\uff01\uff1f"  # they bring their own space
+SEPARATORS = " \t\n,\uff0c\u3001"
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def unchanged(idea: str, preset: Preset) -> Enhanced:
 def enhance(wish: Wish, write: Callable[[TextRequest], Result]) -> Enhanced:
     """Writes every variant. Raises FastQwenError for a wish that cannot be met, and what `write` raises.
 
-    A reply that is empty, or that lost quoted text, gives the idea instead; the report says so.
+    A reply that is empty, or that lost a part to keep which has no place in it, gives the idea; the report says so.
     """
     _check(wish)
     if not wish.idea.strip() and not wish.images:
@@ -97,11 +100,12 @@ def system_text(wish: Wish, kept: Sequence[str]) -> str:
 def finished(wish: Wish, result: Result, parts) -> tuple[str, list[str]]:
     """The prompt in a reply, and what a user should know about it."""
     tags, notes = wish.preset.tags, []
-    text = clean(hide(result.text, parts), tags)
+    fragile = tuple(part for part in parts if not part.plain)
+    text = clean(hide(unpacked(result.text), fragile), tags)
     cut = result.report.stop_reason == LENGTH
     if cut:
         text = last_whole(text, tags)
-    text = show(text, parts)
+    text = show(text, fragile)
     if not any(map(str.isalnum, text)):
         why = "its reasoning used up max_length" if cut and wish.thinking else "the model wrote nothing"
         return wish.idea, [f"{why}: the idea is passed on unchanged"]
@@ -113,15 +117,29 @@ def finished(wish: Wish, result: Result, parts) -> tuple[str, list[str]]:
         return wish.idea, [f"the reply left out {missing}: the idea is passed on unchanged"]
     if _language(wish) == CHINESE and not any("\u4e00" <= character <= "\u9fff" for character in text):
         notes.append("the reply is not in Chinese")
-    if wish.preset.prefix and not text.startswith(wish.preset.prefix):
-        text = f"{wish.preset.prefix}, {text}"
-    return text, notes
+    return prefixed(wish.preset.prefix, text), notes
+
+
+def prefixed(prefix: str, text: str) -> str:
+    """The prefix in front of a text that does not begin with it, and one separator between the two.
+
+    A prefix that ends in a space or in punctuation brings its own separator.
+    """
+    words = prefix.strip().rstrip(SEPARATORS)
+    if not words.strip(SEPARATORS) or re.match(rf"{re.escape(words)}(?!\w)", text):
+        return text
+    text = text.lstrip(SEPARATORS)
+    if prefix[-1].isspace():
+        return prefix + text
+    if prefix[-1] in ",;:.!?":
+        return f"{prefix} {text}"
+    return prefix + text if prefix[-1] in FULL_WIDTH else f"{prefix}, {text}"
 
 
 def _check(wish):
     for name, value, choices in (("language", wish.language, LANGUAGES), ("length", wish.length, LENGTHS)):
         if value not in choices:
-            raise FastQwenError(f"{name} is {value!r}: choose one of {', '.join(choices)}.")
+            raise FastQwenError(f"{name} is {value!r:.60}: choose one of {', '.join(choices)}.")
     if not 1 <= wish.variants <= MOST_VARIANTS:
         raise FastQwenError(f"variants is {wish.variants!r}: set a number from 1 to {MOST_VARIANTS}.")
 

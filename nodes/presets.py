@@ -12,6 +12,7 @@ LENGTHS = ("short", "medium", "long")
 ENGLISH, CHINESE = "English", "Chinese"
 SUFFIX = ".json"
 MOST_BYTES = 100_000
+MOST_SHOWN = 60  # characters of a name in a message
 EXAMPLE = '{"instruction": "You write prompts for ...", "style": "sentences", "negative": ""}'
 TEXTS = ("instruction", "style", "language", "prefix", "negative")
 
@@ -54,10 +55,9 @@ def preset(name, folder):
         return _read(name, files[name])
     if name in BUILT_IN:
         return Preset(name, **BUILT_IN[name])
-    raise FastQwenError(
-        f"There is no preset named {name!r}: choose one of {', '.join(preset_names(folder))}, or put "
-        f"{name}{SUFFIX} into '{folder}'."
-    )
+    shown = name if len(name) <= MOST_SHOWN else name[:MOST_SHOWN] + "..."
+    hint = f", or put {name}{SUFFIX} into '{folder}'" if _is_file_name(name) else ""
+    raise FastQwenError(f"There is no preset named {shown!r}: choose one of {', '.join(preset_names(folder))}{hint}.")
 
 
 def parse(name, text):
@@ -72,7 +72,7 @@ def parse(name, text):
         raise FastQwenError(f"{where} holds a {type(data).__name__} where an object is needed: write {EXAMPLE}.")
     unknown = sorted(data.keys() - {*TEXTS, "words"})
     if unknown:
-        raise FastQwenError(f"{where} has the unknown key {unknown[0]!r}: use {', '.join(TEXTS)} and words.")
+        raise FastQwenError(f"{where} has the unknown key {unknown[0]!r:.60}: use {', '.join(TEXTS)} and words.")
     for key in TEXTS:
         if not isinstance(data.get(key, ""), str):
             raise FastQwenError(f"{where} has {data[key]!r:.60} as {key!r}: it must be text in quotation marks.")
@@ -86,7 +86,7 @@ def parse(name, text):
                 f"{where} has {data[key]!r:.60} as {key!r}: use one of {', '.join(map(repr, choices))}."
             )
     if "words" in data:
-        data["words"] = {**Preset("", "").words, **_words(where, data["words"])}
+        data["words"] = _words(where, data["words"])
     return Preset(name, **data)
 
 
@@ -99,7 +99,17 @@ def _words(where, words):
         raise FastQwenError(
             f"{where} has {words!r:.60} as 'words': give whole numbers from 1 to 2000 for some of {', '.join(LENGTHS)}."
         )
-    return words
+    merged = {**Preset("", "").words, **words}
+    if not merged["short"] <= merged["medium"] <= merged["long"]:
+        lengths = ", ".join(f"{key} {merged[key]}" for key in LENGTHS)
+        raise FastQwenError(f"{where} comes to {lengths} as 'words': give all three, none smaller than the one before.")
+    return merged
+
+
+def _is_file_name(name):
+    """Whether a file can have the name in a folder, on Windows too."""
+    bad = any(mark in name for mark in '/\\:*?"<>|') or not name.isprintable()
+    return 0 < len(name) <= MOST_SHOWN and not bad and name == name.strip(" .")
 
 
 def _files(folder):

@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 from fastqwen.engine import FastQwenError
-from fastqwen.nodes.clean import clean, last_whole
-from fastqwen.nodes.enhance import Wish, enhance, unchanged
-from fastqwen.nodes.preset_texts import BUILT_IN
-from fastqwen.nodes.presets import Preset, parse, preset, preset_names
+from fastqwen.nodes.clean import clean, last_whole, unpacked
+from fastqwen.nodes.enhance import Wish, enhance, prefixed, unchanged
+from fastqwen.nodes.presets import Preset
 from fastqwen.nodes.request import pictures, stop_lines
 from fastqwen.nodes.verbatim import parts_to_keep, put_back, split_words
 from reports import report
@@ -54,6 +53,14 @@ def run(idea, reply, preset=PROSE, **options):
         "- A red fox\n- sleeps.",
         "A red fox sleeps.\n\nLet me know if you want changes!",
         "A red fox sleeps.\n\n---\n\nNegative prompt: blurry\nbad",
+        "**Prompt 1:** A red fox sleeps.",
+        "Prompt #2: A red fox sleeps.",
+        "Sure!\nA red fox sleeps.",
+        "Sure, that's a great idea! Here you go: A red fox sleeps.",
+        "Here is your prompt:\n```text\nA red fox sleeps.\n```",
+        '```json\n{"prompt": "A red fox\\nsleeps.", "negative_prompt": "blurry", "steps": 20}\n```',
+        'Here is the JSON prompt:\n```\n{"Positive Prompt": "A red fox sleeps."}\n```',
+        '{"text": "**A red fox sleeps.**"}',
     ],
 )
 def test_what_surrounds_the_prompt_is_stripped(reply):
@@ -68,12 +75,31 @@ def test_what_surrounds_the_prompt_is_stripped(reply):
         '"A" and "B" stand on two doors.',
         "A ratio of 3*4*5 boxes.",
         "Here is where the river bends.",
+        "Sure, here is a fox: it sits.",
+        "Here is a fox in one corner: it sits.",
+        "Great foxes sit. Here is where they sleep.",
+        '{"subject": "fox", "steps": 5}',
+        '{"prompt": "fox", "text": "OPEN"}',
+        '{"prompt": ["fox"]}',
+        '{"prompt": "fox"',
         "It's 5 o'clock, the cats' bowl is empty.",
         "a (red:1.2) \\(x\\) __color__ <lora:a_b:0.8>",
     ],
 )
 def test_a_prompt_that_only_looks_like_it_stays(text):
-    assert clean(text) == text
+    assert clean(text) == text and unpacked(text) == text
+
+
+def test_a_listed_word_keeps_no_preamble():
+    for keep in ("e", "prompt", "enhanced prompt"):
+        assert run("fox", "Here is the enhanced prompt: A fox.", keep=keep).prompts == [f"A fox, {keep}."]
+    assert run("fox", "1. FC K\u00f6ln plays, *really*.", keep="1. FC K\u00f6ln, *really*").prompts == [
+        "1. FC K\u00f6ln plays, *really*."
+    ]
+
+
+def test_quoted_text_survives_inside_json():
+    assert run('sign "OPEN"', '{"prompt": "A sign \\"OPEN\\" hangs"}').prompts == ['A sign "OPEN" hangs']
 
 
 def test_tags_are_put_on_one_line():
@@ -175,6 +201,26 @@ def test_prefix_negative_and_language_notes_come_from_the_preset():
     assert "not in Chinese" in run("fox", "A fox.", language="Chinese").report
 
 
+@pytest.mark.parametrize(
+    "prefix,text",
+    [
+        ("p", "p, A fox"),
+        ("p,", "p, A fox"),
+        ("p, ", "p, A fox"),
+        ("p.", "p. A fox"),
+        ("p\uff0c", "p\uff0cA fox"),
+        ("photo of ", "photo of A fox"),
+        (", ", "A fox"),
+    ],
+)
+def test_one_separator_stands_between_prefix_and_prompt(prefix, text):
+    assert run("fox", "A fox", Preset("p", "Write.", prefix=prefix)).prompts == [text]
+    assert prefixed(prefix, text) == text, "a prefix that is there is not put twice"
+    if text != "A fox":
+        assert prefixed(prefix, ", A fox") == text
+    assert prefixed("score_9", "score_90") == "score_9, score_90"
+
+
 def test_an_empty_idea_is_not_sent_without_a_picture():
     writer = Writer("A fox.")
     done = enhance(Wish(" ", PROSE), writer)
@@ -193,49 +239,6 @@ def test_bypass_returns_the_idea():
 def test_a_wrong_choice_is_named(options):
     with pytest.raises(FastQwenError, match=next(iter(options))):
         run("fox", "x", **options)
-
-
-def test_built_in_presets_are_whole():
-    for name in BUILT_IN:
-        built = preset(name, "nowhere")
-        assert len(built.instruction) > 200 and built.words["short"] < built.words["medium"] < built.words["long"]
-        assert not (built.tags and not built.negative)
-    assert not any(preset(name, "nowhere").negative for name in ("Flux", "Qwen-Image", "Z-Image", "plain"))
-
-
-def test_users_presets_are_chosen_by_file_name(tmp_path):
-    (tmp_path / "mine.json").write_text('{"instruction": "Rhyme.", "words": {"short": 5}}', encoding="utf-8-sig")
-    (tmp_path / "Flux.json").write_text('{"instruction": "My Flux."}')
-    (tmp_path / "notes.txt").write_text("x")
-    assert preset_names(tmp_path) == [*BUILT_IN, "mine"]
-    mine = preset("mine", tmp_path)
-    assert (mine.instruction, mine.words) == ("Rhyme.", {"short": 5, "medium": 90, "long": 160})
-    assert preset("Flux", tmp_path).instruction == "My Flux."
-    for name in ("gone", "../mine", ""):
-        with pytest.raises(FastQwenError, match="no preset named .*choose one of Flux"):
-            preset(name, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "text,named",
-    [
-        ("{", "not valid JSON"),
-        ("[1]", "holds a list"),
-        ("{}", "'instruction'"),
-        ('{"instruction": " "}', "'instruction'"),
-        ('{"instruction": 5}', "'instruction'"),
-        ('{"instruction": "a", "temperature": 1}', "unknown key 'temperature'"),
-        ('{"instruction": "a", "style": "poem"}', "'style': use one of 'sentences', 'tags'"),
-        ('{"instruction": "a", "negative": null}', "'negative'"),
-        ('{"instruction": "a", "words": {"short": true}}', "'words'"),
-        ('{"instruction": "a", "words": {"huge": 5}}', "'words'"),
-    ],
-)
-def test_a_bad_preset_is_refused_in_one_sentence(text, named):
-    with pytest.raises(FastQwenError, match=named) as refused:
-        parse("mine", text)
-    message = str(refused.value)
-    assert message.startswith("The preset 'mine.json' ") and "\n" not in message
 
 
 def test_stop_texts_are_lines_and_pictures_come_from_batches():
