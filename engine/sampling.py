@@ -107,14 +107,15 @@ class Sampler:
         The first is what `draw` would draw from this row. When sampling, the others are the next best under the same
         noise, from the 4 top_k most likely tokens (at least 64) without top-p and min-p: the target's distribution
         differs a little, and its noise is the same, so what it draws is mostly near the top of this list. When greedy
-        they are the next most likely. Arguments as for `draw`, count at most vocab_size. A row that holds no number
-        gives the lowest ids: a draft is free to be wrong.
+        they are the next most likely. Arguments as for `draw`, count at most vocab_size. Where `draw` would raise for
+        what the row holds, the lowest ids: a draft is free to be wrong, and must not end a reply that goes on without.
         Source: Gumbel coupling of drafts, arXiv 2408.07978; lists of them, 2506.05632.
         """
         row = logits[: self.vocab_size]
-        if not bool(torch.isfinite(row.max())):
+        try:
+            first = self.draw(logits, history, index)
+        except FastQwenError:
             return list(range(count))
-        first = self.draw(logits, history, index)
         if count == 1:
             return [first]
         scores = _penalise(row, history, self.settings)

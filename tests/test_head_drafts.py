@@ -16,7 +16,7 @@ from fastqwen.mtp.drafts import NoDrafts
 from fastqwen.mtp.head_drafts import MAX_WAITING, HeadDrafts
 from fastqwen.mtp.planner import Fixed
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
-from fastqwen.weights import Checkpoint
+from fastqwen.weights import Checkpoint, FastQwenError
 
 EVERYTHING = SamplingSettings(
     temperature=1.0, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.2, presence_penalty=0.3
@@ -150,13 +150,14 @@ PROMPTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("prompt,settings", [*zip(PROMPTS, (GREEDY, EVERYTHING) * 2, strict=True)], ids=PROMPTS)
+@pytest.mark.parametrize("settings", [GREEDY, EVERYTHING], ids=["greedy", "everything_on"])
+@pytest.mark.parametrize("prompt", PROMPTS)
 def test_every_mtp_setting_and_shape_writes_the_demos_plain_text(packed_demo, prompt, settings):
     """The packed demo: what a user gets from `off`, `auto`, `2` and `5`, and two shapes drawn at random."""
     engine = packed_demo
-    wanted = engine.generate(prompt, settings=settings, seed=8, max_tokens=48, mtp="off").token_ids
+    wanted = engine.generate(prompt, settings=settings, seed=8, max_tokens=64, mtp="off").token_ids
     for mtp in ("auto", "2", "5"):
-        assert engine.generate(prompt, settings=settings, seed=8, max_tokens=48, mtp=mtp).token_ids == wanted
+        assert engine.generate(prompt, settings=settings, seed=8, max_tokens=64, mtp=mtp).token_ids == wanted
     ids = engine.template.prompt_ids(prompt, system=None, thinking=False)
     drawn = torch.randint(0, 64, (2,), generator=torch.Generator().manual_seed(len(prompt))).tolist()
     for shape in drawn:
@@ -193,6 +194,22 @@ def test_the_first_candidate_is_what_the_target_would_draw_and_all_are_distinct(
 def test_a_row_without_a_number_gives_candidates_all_the_same():
     sampler = Sampler(EVERYTHING, 1, 300)
     assert sampler.candidates(torch.full((320,), float("nan")), torch.tensor([1]), 0, 3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "logits,settings",
+    [
+        (torch.full((320,), 30.0), SamplingSettings(temperature=7.9e-38)),  # divided, it overflows
+        (torch.linspace(1, 9, 320), SamplingSettings(repetition_penalty=3e-38)),
+        (torch.full((320,), float("inf")), GREEDY),
+        (torch.full((320,), -float("inf")), SamplingSettings()),
+    ],
+)
+def test_a_head_row_that_nothing_can_be_drawn_from_drafts_something_and_ends_no_reply(logits, settings):
+    sampler, history = Sampler(settings, 4, 320), torch.tensor([319, 5])
+    with pytest.raises(FastQwenError):
+        sampler.draw(logits, history, 2)
+    assert sampler.candidates(logits, history, 2, 3) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
