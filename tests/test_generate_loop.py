@@ -1,5 +1,7 @@
 """The generate loop: same text whatever is drafted, cuts at limits, reports, interrupts."""
 
+import itertools
+
 import pytest
 import tiny
 import torch
@@ -84,6 +86,17 @@ def test_any_drafts_in_any_shape_give_the_same_text_and_state(trunk, plain):
             if right == 1.0:
                 assert drafter.longest == max(tree.depth for tree in shapes) or len(shapes) > 3
                 assert meter.passes < TOKENS
+
+
+def test_depths_3_0_2_0_in_turn_leave_no_stale_state(trunk, plain):
+    """Everything is accepted, so a pass that keeps several rows is followed by one without drafts each time."""
+    settings, wanted, plain_session = plain
+    shapes = itertools.cycle([Tree.chain(3), OFF, Tree.chain(2), OFF])
+    drafter = ScriptedDrafts(wanted, (), right=1.0)
+    drafter.tree = lambda: next(shapes)
+    found, session, meter = run(trunk, drafter, settings)
+    assert found == wanted and session.tokens == plain_session.tokens
+    assert {"1-1-1", "off", "1-1"} <= set(meter.shapes) and meter.passes <= 2 * TOKENS // 3
 
 
 def test_drafts_are_accepted_at_all_and_counted(trunk, plain):

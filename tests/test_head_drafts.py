@@ -165,6 +165,12 @@ def test_every_mtp_setting_and_shape_writes_the_demos_plain_text(packed_demo, pr
         assert tuple(text) == wanted
 
 
+@pytest.mark.parametrize("mtp", ["off", "auto", "2", "5"])
+def test_counting_skips_nothing_and_doubles_nothing(packed_demo, mtp):
+    text = packed_demo.generate("Count from 1 to 20", settings=GREEDY, max_tokens=80, mtp=mtp).text
+    assert text == ", ".join(map(str, range(1, 21)))
+
+
 def test_a_prompt_in_several_chunks_gives_the_rows_of_one(engine):
     prompt = torch.randint(0, 320, (1100,), generator=torch.Generator().manual_seed(2)).tolist()
     _, drafter, session, _ = run(engine, Fixed(Tree.chain(2)), GREEDY, prompt=prompt, tokens=4)
