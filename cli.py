@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import os
 import sys
 
 from .arguments import QUANTISED, add_reply_options, load_engine, reply_options
@@ -11,7 +12,7 @@ from .benchmarks.arguments import add_bench
 from .caption_command import add_caption
 from .doctor_command import add_doctor
 from .option_types import LARGEST, number, path, whole
-from .terminal import Bar, ReplyBars
+from .terminal import Bar, ReplyBars, named_output
 
 NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
 
@@ -20,8 +21,9 @@ def main(argv=None) -> int:
     """Runs the command line; returns the exit code. A user's mistake is one line on stderr and code 2."""
     try:
         _survive_any_console()
-        code = _run(argv)
-        _flush()
+        with named_output():
+            code = _run(argv)
+            _flush()
         return code
     except KeyboardInterrupt:
         return _fail("Interrupted.", code=130)
@@ -58,14 +60,12 @@ def _flush():
 
 def _failed_call(error: OSError) -> str:
     """What the system refused, in one sentence: most often a disk is full."""
-    reason = error.strerror or str(error)
     try:
         _flush()
-    except OSError:  # what could not be written is still there, and Python must not try again at exit
+    except OSError:  # Python must not try again at exit
         sys.stdout = None
-        return f"Standard output cannot be written ({reason}): the output is not complete."
-    where = "" if error.filename is None else f" ('{error.filename}')"
-    return f"The system refused to read or write{where}: {reason}."
+    where = "" if error.filename is None else f" {error.filename}"
+    return f"The system refused to read or write{where} ({error.strerror or error})."
 
 
 def _fail(message: str, code: int = 2) -> int:
@@ -87,6 +87,8 @@ def _survive_any_console():
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    if sys.stderr is None:  # closed; print would take standard output instead
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, it stays
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -199,9 +201,11 @@ def _standard_input() -> str:
 
     try:
         if sys.stdin is not None:
-            return sys.stdin.read()
+            text = sys.stdin.read()
+            text.encode()  # some consoles hand on what they cannot decode
+            return text
         reason = "it is closed"
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:
         reason = f"it is no {error.encoding} text"
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
