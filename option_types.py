@@ -2,10 +2,10 @@
 read or loaded."""
 
 import argparse
-import math
 
 FEWEST_ROWS = 512  # of mtp/short_head.py, which needs torch
 LARGEST = 1e6  # of frames a second and of GB: what is above overflows where it is multiplied, and is a mistake
+LARGEST_WHOLE = 10**15  # likewise
 
 
 def path(text: str) -> str:
@@ -19,7 +19,7 @@ def whole(low: int, unit: str = ""):
     """A whole number of at least `low`."""
 
     def convert(text: str) -> int:
-        value = _read(int, text)
+        value = _whole(text)
         if value is None or value < low:
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number{unit and ' of ' + unit} of at least {low}")
         return value
@@ -44,15 +44,21 @@ def number(low: float, high: float, unit: str = "", *, above: bool = False):
 
 def draft_rows(text: str) -> int:
     """How many rows of the output head drafts choose from; 0: all."""
-    value = _read(int, text)
+    value = _whole(text)
     if value is None or value and (value < FEWEST_ROWS or value % 16):
         raise argparse.ArgumentTypeError(f"{text!r} is no multiple of 16 of at least {FEWEST_ROWS}, and not 0 for all")
     return value
 
 
+def _whole(text):
+    value = _read(int, text)
+    if value is not None and value > LARGEST_WHOLE:
+        raise argparse.ArgumentTypeError(f"'{text:.20}...' is too large a number")
+    return value
+
+
 def _read(kind, text):
     try:
-        value = kind(text)
+        return kind(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None

@@ -87,6 +87,13 @@ def test_the_ends_of_the_ranges_are_taken(option, value):
     assert getattr(arguments, option[2:].replace("-", "_")) == float(value)
 
 
+@pytest.mark.parametrize("digits", [16, 400, 5000])  # of 5000 Python itself makes no number
+@pytest.mark.parametrize("option", ["--image-pixels", "--draft-rows", "--max-tokens", "--fps", "--vram-budget"])
+def test_a_number_of_hundreds_of_digits_is_refused_in_one_sentence(capsys, option, digits):
+    code, out, err = run(capsys, "generate", *REPLY, option, "9" * digits)
+    assert (code, out, err.count("\n")) == (2, "", 1) and f"argument {option}: " in err
+
+
 def test_the_fewest_draft_rows_are_those_of_the_draft_head():
     assert option_types.FEWEST_ROWS == FEWEST
 
