@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from .arguments import add_reply_options, load_engine, reply_options
+from .option_types import path, whole
 from .terminal import Bar
 
 STYLES = ("short", "detailed", "tags", "booru", "json")  # of engine/caption.py, which needs torch
@@ -11,8 +12,8 @@ STYLES = ("short", "detailed", "tags", "booru", "json")  # of engine/caption.py,
 
 def add_caption(parser):
     add = parser.add_argument
-    add("paths", nargs="+", metavar="FILE|FOLDER", help="images, or folders of images")
-    add("--model", required=True, metavar="PATH|demo", help="checkpoint folder, .safetensors file, or demo")
+    add("paths", nargs="+", type=path, metavar="FILE|FOLDER", help="images, or folders of images")
+    add("--model", required=True, type=path, metavar="PATH|demo", help="checkpoint folder, .safetensors file, or demo")
     add("--style", choices=STYLES, help="what to ask, and how to read the reply (default short)")
     add("--prompt", metavar="TEXT", help="ask this instead; with --style, the reply is read as that style's")
     add("--trigger", default="", metavar="TEXT", help="put first in every caption, as it is written")
@@ -20,11 +21,22 @@ def add_caption(parser):
     add("--suffix", default="", metavar="TEXT", help="put behind the reply")
     add("--exclude", action="append", default=[], metavar="TAGS", help="leave out these tags, separated by commas "
         "(styles tags, booru and json; may be repeated)")  # fmt: skip
-    add("--max-words", type=int, metavar="N", help="cut the reply behind a sentence or word within N words")
+    add(
+        "--max-words",
+        type=whole(1, "words"),
+        metavar="N",
+        help="cut the reply behind a sentence or word within N words",
+    )
     add("--recursive", action="store_true", help="look into subfolders too")
-    add("--out-dir", metavar="FOLDER", help="write there, in the same subfolders, not beside the images")
+    where = parser.add_mutually_exclusive_group().add_argument
+    where("--out-dir", type=path, metavar="FOLDER", help="write there, in the same subfolders, not beside the images")
     add("--ext", default="txt", metavar="EXT", help="extension of the caption files (default txt)")
-    add("--jsonl", metavar="FILE", help="write lines of file_name and text to FILE, not a file per image")
+    where(
+        "--jsonl",
+        type=path,
+        metavar="FILE",
+        help="write lines of file_name and text to FILE, not a file per image (not with --out-dir)",
+    )
     add("--overwrite", action="store_true", help="caption images again that have a caption")
     add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="only the I-th of N equal shares of the images")
     add_reply_options(parser)

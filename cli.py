@@ -1,24 +1,46 @@
 """The command `fastqwen`."""
 
 import argparse
+import contextlib
 import importlib
-import importlib.metadata
 import json
-import platform
+import os
 import sys
 
 from .arguments import QUANTISED, add_reply_options, load_engine, reply_options
 from .benchmarks.arguments import add_bench
 from .caption_command import add_caption
-from .terminal import Bar, ReplyBars
+from .doctor_command import add_doctor
+from .option_types import LARGEST, number, path, whole
+from .terminal import Bar, ReplyBars, named_output
 
 NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
 
 
 def main(argv=None) -> int:
     """Runs the command line; returns the exit code. A user's mistake is one line on stderr and code 2."""
-    _survive_any_console()
-    arguments = _parser().parse_args(argv)
+    try:
+        _survive_any_console()
+        with named_output():
+            code = _run(argv)
+            _flush()
+        return code
+    except KeyboardInterrupt:
+        return _fail("Interrupted.", code=130)
+    except BrokenPipeError:
+        # The reader closed the pipe (`| head`): nothing is left to say, and Python must not try again at exit.
+        sys.stdout = None
+        return 141
+    except OSError as error:
+        return _fail(_failed_call(error), code=1)
+
+
+def _run(argv) -> int:
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit:  # --help was printed
+        _flush()
+        raise
     try:
         from .weights import FastQwenError
     except ModuleNotFoundError as error:
@@ -29,16 +51,26 @@ def main(argv=None) -> int:
         return arguments.run(arguments)
     except FastQwenError as error:
         return _fail(str(error))
-    except KeyboardInterrupt:
-        return _fail("Interrupted.", code=130)
-    except BrokenPipeError:
-        # The reader closed the pipe (`| head`): nothing is left to say, and Python must not try again at exit.
+
+
+def _flush():
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _failed_call(error: OSError) -> str:
+    """What the system refused, in one sentence: most often a disk is full."""
+    try:
+        _flush()
+    except OSError:  # Python must not try again at exit
         sys.stdout = None
-        return 141
+    where = "" if error.filename is None else f" {error.filename}"
+    return f"The system refused to read or write{where} ({error.strerror or error})."
 
 
 def _fail(message: str, code: int = 2) -> int:
-    print(f"fastqwen: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody can be told then; the code says it
+        print(f"fastqwen: {message}", file=sys.stderr)
     return code
 
 
@@ -55,6 +87,8 @@ def _survive_any_console():
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    if sys.stderr is None:  # closed; print would take standard output instead
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, it stays
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,29 +100,51 @@ def _parser() -> argparse.ArgumentParser:
     add_caption(commands.add_parser("caption", help="write a caption for every image of a folder"))
 
     inspect = commands.add_parser("inspect", help="say what a checkpoint holds, without loading it")
-    inspect.add_argument("path", metavar="PATH", help="checkpoint folder, .safetensors file, or demo")
+    inspect.add_argument("path", type=path, metavar="PATH", help="checkpoint folder, .safetensors file, or demo")
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
     inspect.set_defaults(run=_inspect)
 
     _add_quantize(commands.add_parser("quantize", help="write a checkpoint in a 4-bit, 6-bit or 8-bit format"))
 
-    doctor = commands.add_parser("doctor", help="versions, devices, and what computes each operation")
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
-    doctor.set_defaults(run=_doctor)
-
+    add_doctor(commands.add_parser("doctor", help="versions, devices, and what computes each operation"))
     add_bench(commands.add_parser("bench", help="measure on a GPU"), _bench)
     return parser
 
 
 def _add_generate(parser):
     add = parser.add_argument
-    add("--model", required=True, metavar="PATH|demo", help="checkpoint folder, .safetensors file, or demo")
+    add("--model", required=True, type=path, metavar="PATH|demo", help="checkpoint folder, .safetensors file, or demo")
     add("--prompt", required=True, metavar="TEXT", help="what to say to the model; - reads standard input")
-    add("--image", action="append", default=[], metavar="FILE", help="show the model a picture (may be repeated)")
-    add("--video", action="append", default=[], metavar="FILE", help="show it a video; needs PyAV (may be repeated)")
-    add("--fps", type=float, default=2.0, metavar="N", help="look at N frames a second of a video (default 2)")
-    add("--image-pixels", type=int, metavar="N", help="reduce each picture to at most N pixels")
-    add("--pixel-budget", type=int, metavar="N", help="reduce all of them to N pixels together (default: what fits)")
+    add(
+        "--image",
+        action="append",
+        type=path,
+        default=[],
+        metavar="FILE",
+        help="show the model a picture (may be repeated)",
+    )
+    add(
+        "--video",
+        action="append",
+        type=path,
+        default=[],
+        metavar="FILE",
+        help="show it a video; needs PyAV (may be repeated)",
+    )
+    add(
+        "--fps",
+        type=number(0, LARGEST, above=True),
+        default=2.0,
+        metavar="N",
+        help="look at N frames a second of a video (default 2)",
+    )
+    add("--image-pixels", type=whole(1, "pixels"), metavar="N", help="reduce each picture to at most N pixels")
+    add(
+        "--pixel-budget",
+        type=whole(1, "pixels"),
+        metavar="N",
+        help="reduce all of them to N pixels together (default: what fits)",
+    )
     add_reply_options(parser)
     add("--json", action="store_true", help="print one JSON object with text, thinking and report; do not stream")
     parser.set_defaults(run=_generate)
@@ -96,8 +152,13 @@ def _add_generate(parser):
 
 def _add_quantize(parser):
     add = parser.add_argument
-    add("source", metavar="SRC", help="checkpoint folder, .safetensors file, or demo-bf16; bf16, fp16 or fp32 weights")
-    add("target", metavar="DST", help="the .safetensors file to write")
+    add(
+        "source",
+        type=path,
+        metavar="SRC",
+        help="checkpoint folder, .safetensors file, or demo-bf16; bf16, fp16 or fp32 weights",
+    )
+    add("target", type=path, metavar="DST", help="the .safetensors file to write")
     add("--format", required=True, choices=QUANTISED, help="4, 6 or 8 bits a weight; all compute in int8")
     add("--keep", action="append", default=[], metavar="PATTERN", help="leave tensors of this name as they are, such "
         "as '*.layers.0.*' (may be repeated)")  # fmt: skip
@@ -112,7 +173,7 @@ def _generate(arguments) -> int:
 
     options = reply_options(arguments)
     images = [read_image(path) for path in arguments.image]  # a mistake is told before gigabytes are read
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = _standard_input() if arguments.prompt == "-" else arguments.prompt
     engine = load_engine(arguments)
     reply = engine.reply(
         prompt,
@@ -133,6 +194,22 @@ def _generate(arguments) -> int:
     else:
         print(*result.report.lines(), sep="\n", file=sys.stderr)
     return 0
+
+
+def _standard_input() -> str:
+    from .weights import FastQwenError
+
+    try:
+        if sys.stdin is not None:
+            text = sys.stdin.read()
+            text.encode()  # some consoles hand on what they cannot decode
+            return text
+        reason = "it is closed"
+    except UnicodeError as error:
+        reason = f"it is no {error.encoding} text"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    raise FastQwenError(f"--prompt - cannot read standard input ({reason}): pipe text into it, or give the text.")
 
 
 def _stream(reply):
@@ -193,42 +270,3 @@ def _bench(module: str, arguments) -> int:
             f"bench {module} needs Triton: on Linux torch for CUDA brings it, on Windows install triton-windows."
         )
     return run(arguments)
-
-
-def _doctor(arguments) -> int:
-    import torch
-
-    from .engine.backends import choices
-
-    packages = ("torch", "triton", "tokenizers", "safetensors", "numpy", "jinja2", "pillow", "tqdm", "transformers")
-    versions = {"fastqwen": _version("fastqwen"), "python": platform.python_version()}
-    versions |= {name: _version(name) for name in packages}
-    versions["torch"] = torch.__version__  # names the build (+cpu, +cu130), which the package's metadata may not
-    devices = [{"name": "cpu", "detail": f"{platform.machine()}, {torch.get_num_threads()} threads"}]
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        detail = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-        devices.append({"name": f"cuda:{index}", "detail": detail})
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    operations = [vars(choice) for choice in choices(device)]
-    if arguments.json:
-        value = {"versions": versions, "devices": devices, "device": str(device), "operations": operations}
-        print(json.dumps(value))
-        return 0
-    print(f"system: {platform.platform()}")
-    for name, version in versions.items():
-        print(f"  {name:<14} {version or 'not installed'}")
-    print("devices:")
-    for entry in devices:
-        print(f"  {entry['name']:<14} {entry['detail']}")
-    print(f"operations on {device}:")
-    for entry in operations:
-        print(f"  {entry['operation']:<18} {entry['backend']:<8} {entry['reason']}")
-    return 0
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -1,6 +1,43 @@
-"""What the command line shows on a terminal beside its text."""
+"""What the command line writes to, and shows on a terminal beside its text."""
 
+import contextlib
 import sys
+
+
+@contextlib.contextmanager
+def named_output():
+    """In this block an OSError of standard output, such as a full disk's, says whose it is: its filename."""
+    stream, sys.stdout = sys.stdout, sys.stdout and _Named(sys.stdout, "standard output")
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+
+
+class _Named:
+    """A stream that is otherwise as it was."""
+
+    def __init__(self, stream, name: str):
+        self._stream, self._name = stream, name
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._naming():
+            return self._stream.write(text)
+
+    def flush(self):
+        with self._naming():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _naming(self):
+        try:
+            yield
+        except OSError as error:
+            error.filename = self._name
+            raise
 
 
 class Bar:

@@ -29,6 +29,7 @@ DEMOS = {
     "demo-bf16": _DEMO,
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DEVICES = ("cpu", "cuda", "xpu", "mps")  # torch has others, such as "meta", that hold no values
 
 
 def resolve_path(path) -> Path:
@@ -148,11 +149,14 @@ def _check_room(checkpoint, device, quantize, repack, vram_budget):
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" is the first GPU, else the CPU. Raises FastQwenError for a device that cannot be used here."""
+    """ "auto" is the first GPU, else the CPU; others are "cpu", "cuda", "cuda:1", and what else torch computes on.
+    Raises FastQwenError for a device that cannot be used here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type not in DEVICES:
+            raise RuntimeError("models are not run there")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]

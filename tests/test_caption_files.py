@@ -198,8 +198,8 @@ def test_the_command_writes_lists_what_failed_and_says_so_by_its_exit_code(tmp_p
     [
         (("--shard", "0/2"), "no I/N"),
         (("--style", "short", "--exclude", "x"), "a sentence has none"),
-        (("--max-words", "0"), "at least 1 word"),
-        (("--max-tokens", "0"), "max_tokens"),
+        (("--max-words", "0"), "--max-words"),
+        (("--max-tokens", "0"), "--max-tokens"),
         (("--ext", "png"), "extension"),
     ],
 )

@@ -139,9 +139,9 @@ def test_doctor_names_versions_devices_and_a_backend_for_every_operation(capsys)
     [
         (["generate", "--model", "/nowhere", "--prompt", "x"], "/nowhere"),
         (["inspect", "/nowhere"], "/nowhere"),
-        (["generate", "--model", "FOLDER", "--prompt", "x", "--top-p", "7"], "top_p"),
-        (["generate", "--model", "FOLDER", "--prompt", "x", "--temperature", "-1"], "temperature"),
-        (["generate", "--model", "FOLDER", "--prompt", "x", "--max-tokens", "0"], "max_tokens"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--top-p", "7"], "--top-p"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--temperature", "-1"], "--temperature"),
+        (["generate", "--model", "FOLDER", "--prompt", "x", "--max-tokens", "0"], "--max-tokens"),
         (["generate", "--model", "FOLDER", "--prompt", "x", "--max-tokens", "many"], "--max-tokens"),
         (["generate", "--model", "FOLDER", "--prompt", "x", "--mtp", "9"], "--mtp"),
         (["generate", "--model", "FOLDER", "--prompt", "x", "--device", "cuda:77"], "cuda:77"),
@@ -162,7 +162,7 @@ def test_a_mistake_gives_one_line_on_stderr_and_a_failing_exit(capsys, folder, a
 
 @pytest.mark.parametrize(
     "option,value,word",
-    [("--max-tokens", "0", "max_tokens"), ("--stop", "", "stop text"), ("--top-p", "7", "top_p")],
+    [("--max-tokens", "0", "--max-tokens"), ("--stop", "", "stop text"), ("--top-p", "7", "--top-p")],
 )
 def test_a_bad_request_is_told_before_the_model_is_looked_for(capsys, option, value, word):
     code, _, err = run(capsys, "generate", "--model", "/nowhere", "--prompt", "x", option, value)

@@ -306,7 +306,7 @@ def test_tokenizer_with_more_tokens_than_the_table_has_rows_is_refused(tmp_path)
         load(tiny.save_tokenizer(small))
 
 
-@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta"])
 def test_device_that_is_not_there_is_refused(folder, device):
     with pytest.raises(FastQwenError, match=device):
         load(tiny.save_tokenizer(folder), device=device)

@@ -44,7 +44,14 @@ def imported_layers(path, layer):
 def layer_files():
     for layer in MAY_IMPORT:
         if layer == "cli":
-            names = ("cli.py", "arguments.py", "caption_command.py", "terminal.py")
+            names = (
+                "cli.py",
+                "arguments.py",
+                "caption_command.py",
+                "doctor_command.py",
+                "option_types.py",
+                "terminal.py",
+            )
             yield from ((layer, ROOT / name) for name in names)
         else:
             for path in sorted((ROOT / layer).rglob("*.py")):
