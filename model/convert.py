@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from ..weights import Checkpoint, FastQwenError
+from ..weights.files import exists
 from ..weights.formats import require_plain
 from ..weights.quantize import BLOCK, FORMATS, encode, layout
 from ..weights.writer import DTYPE_NAMES, CheckpointWriter, TensorSpec
@@ -217,5 +218,5 @@ def _matching(names, patterns) -> set[str]:
 
 def _require_other_file(checkpoint, target):
     for file in {entry.file for entry in checkpoint.entries.values()}:
-        if target.exists() and target.samefile(file):
+        if exists(target) and target.samefile(file):
             raise FastQwenError(f"'{target}' is a file of the source itself: choose another name.")
