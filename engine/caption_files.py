@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ..weights import FastQwenError
-from ..weights.files import exists, is_file, is_folder, not_opened, reason
+from ..weights.files import exists, expanded, is_file, is_folder, is_utf8, not_opened, reason
 
 NO_UTF8 = "its name is not UTF-8, so no line of JSON can hold it: rename it."
 LINE_START = b'{"file_name": "'
@@ -73,15 +73,14 @@ def plan(
         raise FastQwenError(f"The shard {index}/{count} does not exist: I/N means the I-th of N, from 1 on.")
     jobs: dict[str, Job] = {}
     outside, closed = 0, {}
-    for path in map(Path, paths):
-        path = path.expanduser()
+    for path in map(expanded, paths):
         root = path if is_folder(path) else path.parent
         found, left, unread = _images(path, recursive)
         outside += left
         closed |= unread
         for image in found:
             name = image.relative_to(root)
-            target = (Path(out_dir).expanduser() / name if out_dir is not None else image).with_suffix(ext)
+            target = (expanded(out_dir) / name if out_dir is not None else image).with_suffix(ext)
             jobs.setdefault(os.path.abspath(image), Job(image, target, name.as_posix()))
     kept, refused = _without_conflicts(list(jobs.values()), one_file)
     notes = (f"Links to what lies outside the given folders were left out: {outside}.",) if outside else ()
@@ -136,7 +135,7 @@ def _without_conflicts(jobs: Sequence[Job], one_file: bool) -> tuple[list[Job], 
         by_key.setdefault(key, []).append(job)
     refused = {}
     if one_file:
-        refused = {str(job.image): NO_UTF8 for job in jobs if not _is_utf8(job.name)}
+        refused = {str(job.image): NO_UTF8 for job in jobs if not is_utf8(job.name)}
     for same in by_key.values():
         if len(same) > 1:
             what = f"entry '{same[0].name}'" if one_file else f"file '{same[0].target.name}'"
@@ -144,11 +143,6 @@ def _without_conflicts(jobs: Sequence[Job], one_file: bool) -> tuple[list[Job], 
                 others = ", ".join(f"'{other.image}'" for other in same if other is not job)
                 refused[str(job.image)] = f"{others} would write the same {what}: rename one of them."
     return [job for job in jobs if str(job.image) not in refused], refused
-
-
-def _is_utf8(name: str) -> bool:
-    # A name of other bytes reaches us as lone surrogates, which no text file holds.
-    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 class TextFiles:
@@ -173,7 +167,7 @@ class Lines:
     """
 
     def __init__(self, path, overwrite: bool = False):
-        self.path, self.done, self._starts_anew = Path(path).expanduser(), set(), overwrite
+        self.path, self.done, self._starts_anew = expanded(path), set(), overwrite
         exists(self.path)  # refuses what could not be written either, before a model is read
         if not overwrite and os.path.lexists(self.path):
             self._go_on()

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ..weights import Checkpoint, FastQwenError
-from ..weights.files import exists
+from ..weights.files import exists, expanded
 from ..weights.formats import require_plain
 from ..weights.quantize import BLOCK, FORMATS, encode, layout
 from ..weights.writer import DTYPE_NAMES, CheckpointWriter, TensorSpec
@@ -147,7 +147,7 @@ def convert(
     Raises FastQwenError for another architecture, weights that are packed already or not finite, and a target that
     cannot be written; nothing is left at `target` then.
     """
-    target = Path(target).expanduser()
+    target = expanded(target)
     config, names = read_config(checkpoint)
     require_plain(checkpoint)
     check_shapes(checkpoint, config, names)

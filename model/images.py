@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..weights.errors import FastQwenError
-from ..weights.files import is_file, not_opened, require_readable
+from ..weights.files import expanded, is_file, not_opened, require_readable
 from .image_rules import ImageRules
 from .resample import resize
 
@@ -34,7 +34,7 @@ def read_image(path, background: Sequence[int] = WHITE) -> Tensor:
     import numpy
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    path = Path(path).expanduser()
+    path = expanded(path)
     if not is_file(path):
         raise FastQwenError(f"No image file at '{path}': check the path.")
     require_readable(path)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..weights.errors import FastQwenError
-from ..weights.files import is_file, require_readable
+from ..weights.files import expanded, is_file, require_readable
 from .image_rules import ImageRules
 from .images import check_ratio, levels, patches, resized
 from .resample import resize
@@ -103,7 +103,7 @@ def read_video(path, sample_fps: float | None = SAMPLE_FPS, rules: ImageRules | 
 
     Raises FastQwenError where PyAV is not installed, and for a file that is missing, damaged or has no picture.
     """
-    path, rules = Path(path).expanduser(), rules or ImageRules()
+    path, rules = expanded(path), rules or ImageRules()
     if not is_file(path):
         raise FastQwenError(f"No video file at '{path}': check the path.")
     require_readable(path)

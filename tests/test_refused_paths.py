@@ -14,7 +14,7 @@ from fastqwen.model.tokenizer import load_tokenizer
 from fastqwen.model.tokenizer_sources import from_vocab_and_merges
 from fastqwen.model.video import read_video
 from fastqwen.weights import Checkpoint, FastQwenError, read_json
-from fastqwen.weights.files import exists, is_file, is_folder
+from fastqwen.weights.files import exists, expanded, is_file, is_folder
 from fastqwen.weights.writer import CheckpointWriter
 
 READERS = {
@@ -118,3 +118,14 @@ def test_links_to_nowhere_loops_and_paths_below_a_file_are_absent_not_refused(tm
         path = tmp_path / name
         assert not exists(path) and not is_file(path) and not is_folder(path)
     assert exists(tmp_path) and is_folder(tmp_path) and is_file(tmp_path / "file") and not is_file(tmp_path)
+
+
+def test_a_name_that_begins_with_a_tilde_is_a_name_where_no_such_home_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert expanded("~/x") == tmp_path / "x" and expanded("~no such user.png") == Path("~no such user.png")
+
+
+def test_a_checkpoint_whose_path_is_not_utf8_is_not_called_broken(tmp_path):
+    with pytest.raises(FastQwenError, match="its path is not UTF-8"):
+        Checkpoint(tmp_path, [tmp_path / "a\udcff.safetensors"])

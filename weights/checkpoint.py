@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from .errors import FastQwenError
-from .files import exists, is_folder, listed, not_opened, require_readable
+from .files import exists, expanded, is_folder, is_utf8, listed, not_opened, require_readable
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
@@ -67,7 +67,7 @@ class Checkpoint:
     @classmethod
     def open(cls, path) -> "Checkpoint":
         """Opens a folder or file. Raises FastQwenError that names the path and what would work."""
-        path = Path(path).expanduser()
+        path = expanded(path)
         if is_folder(path):
             return cls(path, _files_of_folder(path))
         if not exists(path):
@@ -76,11 +76,13 @@ class Checkpoint:
         return cls(path, [path])
 
     def _add(self, file: Path):
+        if not is_utf8(file):
+            raise FastQwenError(f"'{file}' cannot be opened (its path is not UTF-8): rename it or its folder.")
         require_readable(file)  # the library says "not found" of a file that may not be read
         try:
             opened = safe_open(str(file), framework="pt", device="cpu")
             names = list(opened.keys())
-        except (SafetensorError, OSError, UnicodeError) as error:
+        except (SafetensorError, OSError) as error:
             raise FastQwenError(
                 f"'{file}' is not a readable safetensors file ({error}): it may be cut short or of another kind; "
                 "download it again."

@@ -24,6 +24,20 @@ REMEDIES = {
 }
 
 
+def expanded(path) -> Path:
+    """The path with a leading ~ or ~user as that home; as it is where there is none, for `~x.png` is a name too."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def is_utf8(path) -> bool:
+    """Whether a path is UTF-8. Python spells other bytes as lone surrogates, which neither a text file nor the
+    safetensors library takes."""
+    return not any("\ud800" <= character <= "\udfff" for character in str(path))
+
+
 def exists(path: Path) -> bool:
     """Whether anything is there. Raises FastQwenError where the system does not tell."""
     return _mode(path) is not None

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .checkpoint import BYTES_PER_VALUE
 from .errors import FastQwenError
-from .files import is_folder, reason, shown
+from .files import is_folder, is_utf8, reason, shown
 
 DTYPE_NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32",
@@ -136,12 +136,8 @@ class CheckpointWriter:
             self._temporary.unlink()
 
     def _require_target(self):
-        try:
-            str(self.path).encode()
-        except UnicodeEncodeError:  # lone surrogates, by which Python spells other bytes
-            raise FastQwenError(
-                f"'{shown(self.path)}' cannot be the new file: its name is not UTF-8; choose another."
-            ) from None
+        if not is_utf8(self.path):
+            raise FastQwenError(f"'{shown(self.path)}' cannot be the new file: its path is not UTF-8; choose another.")
         if is_folder(self.path) or self.path.suffix.lower() != ".safetensors":
             raise FastQwenError(f"'{self.path}' cannot be the new file: give a name that ends in .safetensors.")
         if not is_folder(self.path.parent):
