@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import torch
 

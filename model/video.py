@@ -7,7 +7,6 @@ together are bounded in pixels, so a long video is seen in less detail.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
