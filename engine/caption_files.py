@@ -1,5 +1,6 @@
 """Image files in, caption files out: which are to be done, and one pass over them that survives a broken one."""
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +10,10 @@ from pathlib import Path
 import torch
 
 from ..weights import FastQwenError
+from ..weights.files import exists, expanded, is_file, is_folder, is_utf8, not_opened, reason
 
+NO_UTF8 = "its name is not UTF-8, so no line of JSON can hold it: rename it."
+LINE_START = b'{"file_name": "'
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
@@ -24,7 +28,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done. refused maps an image to the reason; notes are sentences for the user."""
+    """What is to be done. refused maps an image, or a folder that cannot be read, to the reason; notes are sentences
+    for the user."""
 
     jobs: tuple[Job, ...]
     refused: dict[str, str]
@@ -57,7 +62,8 @@ def plan(
     one_file captions are lines of one file, told apart by the images' names (Lines)
 
     Links to what lies outside a given folder are not followed, linked folders never. Two images of one stem would write
-    one caption: both are refused by name. Raises FastQwenError for a path without images and an ext that cannot be.
+    one caption: both are refused by name. So is a subfolder that cannot be read. Raises FastQwenError for a path that
+    has no images or cannot be read, and an ext that cannot be.
     """
     ext = "." + ext.removeprefix(".")
     if ext.lower() in SUFFIXES or len(ext) < 2 or not ext[1:].replace("-", "").replace("_", "").isalnum():
@@ -66,31 +72,38 @@ def plan(
     if not 1 <= index <= count:
         raise FastQwenError(f"The shard {index}/{count} does not exist: I/N means the I-th of N, from 1 on.")
     jobs: dict[str, Job] = {}
-    outside = 0
-    for path in map(Path, paths):
-        path = path.expanduser()
-        root = path if path.is_dir() else path.parent
-        found, left = _images(path, recursive)
+    outside, closed = 0, {}
+    for path in map(expanded, paths):
+        root = path if is_folder(path) else path.parent
+        found, left, unread = _images(path, recursive)
         outside += left
+        closed |= unread
         for image in found:
             name = image.relative_to(root)
-            target = (Path(out_dir).expanduser() / name if out_dir is not None else image).with_suffix(ext)
+            target = (expanded(out_dir) / name if out_dir is not None else image).with_suffix(ext)
             jobs.setdefault(os.path.abspath(image), Job(image, target, name.as_posix()))
     kept, refused = _without_conflicts(list(jobs.values()), one_file)
     notes = (f"Links to what lies outside the given folders were left out: {outside}.",) if outside else ()
-    return Plan(tuple(kept[index - 1 :: count]), refused, notes)
+    return Plan(tuple(kept[index - 1 :: count]), closed | refused, notes)
 
 
-def _images(path: Path, recursive: bool) -> tuple[list[Path], int]:
-    """Images at a path, and how many links that leave it were left out."""
-    if path.is_file():
+def _images(path: Path, recursive: bool) -> tuple[list[Path], int, dict[str, str]]:
+    """Images at a path, how many links that leave it were left out, and the subfolders that cannot be read with the
+    reason."""
+    if is_file(path):
         if path.suffix.lower() not in SUFFIXES:
             raise FastQwenError(f"'{path}' is no image: {', '.join(s[1:] for s in SUFFIXES)} are read.")
-        return [path], 0
-    if not path.is_dir():
+        return [path], 0, {}
+    if not is_folder(path):
         raise FastQwenError(f"No file or folder at '{path}': check the path.")
-    root, found, outside, folders = Path(os.path.realpath(path)), [], 0, 0
-    for folder, below, names in os.walk(path):
+    root, found, outside, folders, closed = Path(os.path.realpath(path)), [], 0, 0, {}
+
+    def unreadable(error):
+        if Path(error.filename) == path:
+            raise not_opened(path, error) from None
+        closed[error.filename] = f"the folder cannot be read ({reason(error)}): give yourself the right to, or move it."
+
+    for folder, below, names in os.walk(path, onerror=unreadable):
         below[:] = sorted(name for name in below if not name.startswith("."))
         folders += len(below)
         outside += sum(recursive and _leaves(Path(folder, name), root) for name in below)
@@ -103,14 +116,14 @@ def _images(path: Path, recursive: bool) -> tuple[list[Path], int]:
             found += [] if leaves else [image]
         if not recursive:
             break
-    if not found and not outside:
+    if not found and not outside and not closed:
         hint = f" itself; --recursive looks into its {folders} subfolders" if folders and not recursive else ""
         raise FastQwenError(f"There is no image in '{path}'{hint}: {', '.join(s[1:] for s in SUFFIXES)} are read.")
-    return found, outside
+    return found, outside, closed
 
 
 def _leaves(path: Path, root: Path) -> bool:
-    return path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root)
+    return os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(root)
 
 
 def _without_conflicts(jobs: Sequence[Job], one_file: bool) -> tuple[list[Job], dict[str, str]]:
@@ -121,6 +134,8 @@ def _without_conflicts(jobs: Sequence[Job], one_file: bool) -> tuple[list[Job], 
         key = job.name if one_file else os.path.abspath(job.target).casefold()
         by_key.setdefault(key, []).append(job)
     refused = {}
+    if one_file:
+        refused = {str(job.image): NO_UTF8 for job in jobs if not is_utf8(job.name)}
     for same in by_key.values():
         if len(same) > 1:
             what = f"entry '{same[0].name}'" if one_file else f"file '{same[0].target.name}'"
@@ -140,7 +155,7 @@ class TextFiles:
         return not self.overwrite and os.path.lexists(job.target)
 
     def write(self, job: Job, caption: str) -> None:
-        _replace(job.target, caption)
+        _replace(job.target, caption.encode())
 
 
 class Lines:
@@ -152,45 +167,76 @@ class Lines:
     """
 
     def __init__(self, path, overwrite: bool = False):
-        self.path, self.done, self._starts_anew = Path(path).expanduser(), set(), overwrite
+        self.path, self.done, self._starts_anew = expanded(path), set(), overwrite
+        exists(self.path)  # refuses what could not be written either, before a model is read
         if not overwrite and os.path.lexists(self.path):
-            try:
-                text = self.path.read_text("utf-8")
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or "it is no text"
-                raise FastQwenError(f"'{self.path}' cannot be read ({reason}): name another file.") from None
-            whole = text[: text.rfind("\n") + 1]
-            if whole != text:
-                _replace(self.path, whole)
-            self.done = {self._name(line) for line in whole.splitlines() if line.strip()}
+            self._go_on()
 
     def has(self, job: Job) -> bool:
         return job.name in self.done
 
     def write(self, job: Job, caption: str) -> None:
-        line = json.dumps({"file_name": job.name, "text": caption}, ensure_ascii=False) + "\n"
+        # Encoded first: what cannot be written must not leave an empty file.
+        line = json.dumps({"file_name": job.name, "text": caption}, ensure_ascii=False).encode() + b"\n"
         if self._starts_anew:
             _replace(self.path, line)
             self._starts_anew = False
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a", encoding="utf-8", newline="\n") as file:
+            with open(self.path, "ab") as file:
                 file.write(line)
         self.done.add(job.name)
 
-    def _name(self, line):
+    def _go_on(self):
+        """Takes in the lines that are there. Bytes, for a line may have been cut within a character; and only b"\\n"
+        ends a line, for a name may hold one of the other characters at which str.splitlines cuts."""
         try:
-            return json.loads(line)["file_name"]
-        except (ValueError, KeyError, TypeError):
-            raise FastQwenError(f"'{self.path}' holds a line that is no caption: move the file away.") from None
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise FastQwenError(f"'{self.path}' cannot be read ({reason(error)}): name another file.") from None
+        *lines, last = data.split(b"\n")
+        self.done = {self._name(number, line) for number, line in enumerate(lines, 1) if line.strip()}
+        if last.strip():
+            self._end(len(lines) + 1, last, len(data))
+
+    def _end(self, number, last, size):
+        """Drops a last line that was cut short, where it is one of ours; ends one that lacks nothing but its end."""
+        cut = False
+        try:
+            self.done.add(self._name(number, last))
+        except FastQwenError:
+            cut = LINE_START.startswith(last[: len(LINE_START)])
+            if not cut:
+                raise
+        try:
+            with open(self.path, "r+b") as file:
+                file.seek(size - len(last) if cut else size)
+                file.write(b"" if cut else b"\n")
+                file.truncate()
+        except OSError as error:
+            raise FastQwenError(
+                f"The last line of '{self.path}' is cut short and cannot be mended ({reason(error)}): give yourself "
+                "the right to write the file, or name another."
+            ) from None
+
+    def _name(self, number, line):
+        try:
+            name = json.loads(line.decode())["file_name"]
+        except UnicodeDecodeError:
+            raise FastQwenError(f"'{self.path}' cannot be read (it is no text): name another file.") from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            name = None
+        if not isinstance(name, str):
+            raise FastQwenError(f"Line {number} of '{self.path}' is no caption: move the file away.")
+        return name
 
 
-def _replace(path: Path, text: str) -> None:
-    """Has the file hold `text`, whole or as it was before."""
+def _replace(path: Path, data: bytes) -> None:
+    """Has the file hold `data`, whole or as it was before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".fastqwen.{os.getpid()}.part")  # the file's own name may be as long as names can be
     try:
-        part.write_text(text, encoding="utf-8", newline="\n")
+        part.write_bytes(data)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -219,18 +265,24 @@ def run(
         except (FastQwenError, OSError) as error:
             failed[str(job.image)] = str(error)
         else:
-            _write(files, job, caption)
-            written += 1
+            refusal = _write(files, job, caption)
+            failed |= {str(job.image): refusal} if refusal else {}
+            written += not refusal
         on_image(done, len(todo))
     return Outcome(written, len(plan.jobs) - len(todo), failed)
 
 
-def _write(files, job, caption):
-    """A disk that is full or closed to us ends the run: what comes next would fail too."""
+def _write(files, job, caption) -> str | None:
+    """Why this caption alone cannot be written, None where it is. A disk that is full or closed to us ends the run:
+    what comes next would fail too."""
     try:
         files.write(job, caption)
     except OSError as error:
-        reason = error.strerror or error
+        if error.errno == errno.ENAMETOOLONG:
+            return "the name of its caption file is too long: rename the image, or use a shorter extension."
         raise FastQwenError(
-            f"The caption of '{job.image}' cannot be written ({reason}): nothing more was done."
+            f"The caption of '{job.image}' cannot be written ({reason(error)}): nothing more was done."
         ) from None
+    except UnicodeEncodeError:
+        return "its caption holds half a character, which no file can: look at the trigger, prefix and suffix."
+    return None

@@ -14,6 +14,7 @@ from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
 from ..mtp.short_head import FEWEST, ShortHead, check_short_head
 from ..weights import Checkpoint, FastQwenError
+from ..weights.files import expanded
 from ..weights.quantize import FORMATS
 from .engine import NO_TOWER, Engine
 from .media import Vision
@@ -37,7 +38,7 @@ def resolve_path(path) -> Path:
     what cannot be one."""
     if not isinstance(path, (str, os.PathLike)) or not str(path):
         raise FastQwenError(f"A checkpoint must be the path of a file or folder, or 'demo', not {path!r}.")
-    return DEMOS.get(str(path)) or Path(path).expanduser()
+    return DEMOS.get(str(path)) or expanded(path)
 
 
 def load(

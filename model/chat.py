@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..weights.checkpoint import read_json
 from ..weights.errors import FastQwenError
+from ..weights.files import is_file, is_folder, not_opened
 from .tokenizer import Tokenizer
 
 OWN_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
@@ -59,7 +60,7 @@ class ChatTemplate:
         `path` is the checkpoint's file or folder. In each folder chat_template.jinja goes before the entry
         chat_template of tokenizer_config.json. Raises FastQwenError naming a file that is there but unusable.
         """
-        beside = Path(path) if Path(path).is_dir() else Path(path).parent
+        beside = Path(path) if is_folder(Path(path)) else Path(path).parent
         for folder in (beside, tokenizer.folder):
             found = _template_of(folder) if folder is not None else None
             if found is not None:
@@ -249,13 +250,15 @@ def _raise_exception(message):
 def _template_of(folder):
     """(source, origin) of a folder's chat template, or None."""
     file = folder / "chat_template.jinja"
-    if file.is_file():
+    if is_file(file):
         try:
             return file.read_text(encoding="utf-8"), str(file)
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise not_opened(file, error) from None
+        except UnicodeDecodeError as error:
             raise FastQwenError(f"'{file}' cannot be read ({error}): download the file again.") from None
     file = folder / "tokenizer_config.json"
-    source = read_json(file).get("chat_template") if file.is_file() else None
+    source = read_json(file).get("chat_template") if is_file(file) else None
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         if not isinstance(named.get("default"), str):

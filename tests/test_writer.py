@@ -145,3 +145,28 @@ def test_a_disk_that_fails_in_the_middle_is_told_in_one_sentence_and_nothing_is_
         writer.write("codes", TENSORS["codes"])
     assert len(str(refused.value).splitlines()) == 1
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("path", ["", ".", "/", "..", "a\udcff.safetensors"])
+def test_a_path_that_can_be_no_file_is_refused_before_anything_is_written(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FastQwenError, match="cannot be the new file"):
+        CheckpointWriter(path, specs(TENSORS), overwrite=True)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_to_nowhere_is_replaced_only_when_asked(tmp_path):
+    path = tmp_path / "new.safetensors"
+    path.symlink_to(tmp_path / "absent")
+    with pytest.raises(FastQwenError, match="exists already"):
+        write(path)
+    assert path.is_symlink()
+    write(path, overwrite=True)
+    assert not path.is_symlink() and load_file(path).keys() == TENSORS.keys()
+
+
+def test_the_longest_name_that_a_folder_takes_can_be_written(tmp_path):
+    write(tmp_path / ("a" * 243 + ".safetensors"))
+    assert [len(name) for name in os.listdir(tmp_path)] == [255]
+    with pytest.raises(FastQwenError, match="File name too long"):
+        write(tmp_path / ("a" * 244 + ".safetensors"))

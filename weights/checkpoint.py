@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from .errors import FastQwenError
+from .files import exists, expanded, is_folder, is_utf8, listed, not_opened, require_readable
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
@@ -53,7 +54,7 @@ class Checkpoint:
 
     def __init__(self, path: Path, files: list[Path]):
         self.path = path
-        self.folder = path if path.is_dir() else path.parent
+        self.folder = path if is_folder(path) else path.parent
         self.entries: dict[str, TensorEntry] = {}
         self.metadata: dict[str, str] = {}
         self.headers: dict[Path, dict[str, str]] = {}
@@ -66,15 +67,18 @@ class Checkpoint:
     @classmethod
     def open(cls, path) -> "Checkpoint":
         """Opens a folder or file. Raises FastQwenError that names the path and what would work."""
-        path = Path(path).expanduser()
-        if path.is_dir():
+        path = expanded(path)
+        if is_folder(path):
             return cls(path, _files_of_folder(path))
-        if not path.exists():
+        if not exists(path):
             raise FastQwenError(f"No checkpoint at '{path}': give a .safetensors file or a folder that holds one.")
         _refuse_other_files(path)
         return cls(path, [path])
 
     def _add(self, file: Path):
+        if not is_utf8(file):
+            raise FastQwenError(f"'{file}' cannot be opened (its path is not UTF-8): rename it or its folder.")
+        require_readable(file)  # the library says "not found" of a file that may not be read
         try:
             opened = safe_open(str(file), framework="pt", device="cpu")
             names = list(opened.keys())
@@ -124,7 +128,9 @@ def read_json(path: Path) -> dict:
     """A JSON object from a file beside the checkpoint. Raises FastQwenError naming the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise not_opened(path, error) from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise FastQwenError(f"'{path}' cannot be read as JSON ({error}): download the file again.") from None
     if not isinstance(value, dict):
         raise FastQwenError(f"'{path}' holds a JSON {type(value).__name__}, not an object: download the file again.")
@@ -133,9 +139,10 @@ def read_json(path: Path) -> dict:
 
 def _files_of_folder(folder: Path) -> list[Path]:
     index = folder / INDEX_NAME
-    if index.exists():
+    if exists(index):
         return _files_of_index(folder, index)
-    files = sorted(folder.glob("*.safetensors"))
+    held = listed(folder)
+    files = [file for file in held if file.match("*.safetensors")]
     if len(files) == 1 or (folder / "model.safetensors") in files:
         return [folder / "model.safetensors"] if (folder / "model.safetensors") in files else files
     if files:
@@ -143,7 +150,7 @@ def _files_of_folder(folder: Path) -> list[Path]:
             f"Folder '{folder}' holds {len(files)} safetensors files but no {INDEX_NAME}: "
             "add the index, or name the one file that is meant."
         )
-    pickles = [file.name for file in sorted(folder.iterdir()) if file.suffix in PICKLE_SUFFIXES]
+    pickles = [file.name for file in held if file.suffix in PICKLE_SUFFIXES]
     if pickles:
         raise FastQwenError(
             f"Folder '{folder}' holds only pickle files ({pickles[0]}), which can run code when read: "
@@ -162,7 +169,7 @@ def _files_of_index(folder: Path, index: Path) -> list[Path]:
         # A shard name is data from a download: it must not reach out of the folder.
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise FastQwenError(f"'{index}' names the shard '{name}', which is not a .safetensors file in that folder.")
-        if not file.exists():
+        if not exists(file):
             raise FastQwenError(f"Shard '{name}' named by '{index}' is missing: download it into the same folder.")
         files.append(file)
     return files

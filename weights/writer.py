@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .checkpoint import BYTES_PER_VALUE
 from .errors import FastQwenError
+from .files import is_folder, is_utf8, reason, shown
 
 DTYPE_NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32",
@@ -67,9 +68,10 @@ class CheckpointWriter:
         self._head = len(header).to_bytes(8, "little") + header
         self.bytes = len(self._head) + sum(spec.bytes for spec in self.specs.values())
         self._missing = set(self.specs)
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
-        self._file = None
         self._require_target()
+        # Of the name's beginning, for the name may be as long as names can be; of a number that no other writer has.
+        self._temporary = self.path.with_name(f".{self.path.name[:40]}.{os.getpid()}.{id(self):x}.partial")
+        self._file = None
 
     def __enter__(self):
         try:
@@ -111,7 +113,7 @@ class CheckpointWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         self._reopen()
-        if self.path.exists() and not self.overwrite:  # it may have appeared while we were writing
+        if os.path.lexists(self.path) and not self.overwrite:  # it may have appeared while we were writing
             raise self._exists()
         os.replace(self._temporary, self.path)
 
@@ -130,14 +132,17 @@ class CheckpointWriter:
         if self._file is not None:
             with suppress(OSError):  # closing flushes, which fails once more on a full disk
                 self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # nothing there; or a folder that has been closed to us, which the first error tells
+            self._temporary.unlink()
 
     def _require_target(self):
-        if self.path.is_dir() or self.path.suffix.lower() != ".safetensors":
+        if not is_utf8(self.path):
+            raise FastQwenError(f"'{shown(self.path)}' cannot be the new file: its path is not UTF-8; choose another.")
+        if is_folder(self.path) or self.path.suffix.lower() != ".safetensors":
             raise FastQwenError(f"'{self.path}' cannot be the new file: give a name that ends in .safetensors.")
-        if not self.path.parent.is_dir():
+        if not is_folder(self.path.parent):
             raise FastQwenError(f"Folder '{self.path.parent}' does not exist: make it first.")
-        if self.path.exists() and not self.overwrite:
+        if os.path.lexists(self.path) and not self.overwrite:
             raise self._exists()
         if shutil.disk_usage(self.path.parent).free < self.bytes:
             raise self._full()
@@ -145,7 +150,7 @@ class CheckpointWriter:
     def _refusal(self, error: OSError):
         if error.errno in FULL_DISK:
             return self._full()
-        return FastQwenError(f"'{self.path}' cannot be written ({error.strerror}): choose another place.")
+        return FastQwenError(f"'{self.path}' cannot be written ({reason(error)}): choose another place.")
 
     def _exists(self):
         return FastQwenError(f"'{self.path}' exists already: choose another name, or add --overwrite.")
