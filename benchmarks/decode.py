@@ -80,21 +80,27 @@ def bench(
         "graphs": model.captured, "make_and_capture_s": round(made, 1),
         "verify_ms": times[Tree.chain(5)]["verify_ms"], "draft_first_ms": round(first, 3),
         "draft_level_ms": round(level, 3), "rounds": rows,
+        "percent_of_ceiling": round(100 * floor / times[Tree((1,) * 7)]["verify_ms"], 1),
+        "launches_a_layer": _launches_a_layer(model, len(trunk.blocks)),
         "second_call_ms": round(_second_call(model, context), 2),
         "prefill_ms": _prompts(model),
     }  # fmt: skip
     if mtp.short is not None:
         summary["profiles_assume"] = "no draft is lost to the shortlist"
-        print(
-            f"  drafts from {mtp.short.rows} rows of the head, in {draft_format or head}, and {EXTRA} others: speeds "
-            "on the profiles assume that no draft is lost by that, which this cannot measure",
-            flush=True,
-        )
+        _say_shortlist(mtp.short, draft_format or head)
     summary |= _speeds(times, first, level, sizes["trunk"], ceiling, profiles)
     print(f"  a draft level: {first:.3f} ms the first, {level:.3f} each next", flush=True)
     for profile in profiles:
         print(f"  {profile}: " + ", ".join(f"{key} {value}" for key, value in summary[profile].items()), flush=True)
     return summary | ({"kernels": _kernels(model, len(trunk.blocks))} if kernels else {})
+
+
+def _say_shortlist(short, kept):
+    print(
+        f"  drafts from {short.rows} rows of the head, in {kept}, and {EXTRA} others: speeds on the profiles assume "
+        "that no draft is lost by that, which this cannot measure",
+        flush=True,
+    )
 
 
 def _made(trunk, mtp, capacity, graphs):
@@ -207,20 +213,34 @@ def _prefill(model, tokens):
     return 1e3 * median(found)
 
 
-def _kernels(model, layers):
-    """Where a round's time goes: microseconds and launches of every kernel, of a verify pass and a draft's levels."""
+def _events(model, part):
+    """What three runs of a part did on the GPU, by kernel, the longest first."""
     from torch.profiler import ProfilerActivity, profile
 
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(3):
+            model.run(part)
+        torch.cuda.synchronize()
+    events = [event for event in trace.key_averages() if event.self_device_time_total]
+    return sorted(events, key=lambda event: -event.self_device_time_total)
+
+
+def _launches_a_layer(model, layers):
+    """Of a verify pass, its own launches included; None where a host draws, since a pass is then in two halves."""
+    return None if "rows" in model.parts else round(_launches(_events(model, "verify")) / layers, 2)
+
+
+def _launches(events):
+    return sum(event.count for event in events) / 3
+
+
+def _kernels(model, layers):
+    """Where a round's time goes: microseconds and launches of every kernel, of a verify pass and a draft's levels."""
     found = {}
     for part in ("verify", "first", "next"):
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as trace:
-            for _ in range(3):
-                model.run(part)
-            torch.cuda.synchronize()
-        events = [event for event in trace.key_averages() if event.self_device_time_total]
-        events.sort(key=lambda event: -event.self_device_time_total)
-        launches = sum(event.count for event in events) / 3
+        events = _events(model, part)
+        launches = _launches(events)
         print(f"  {part}: {launches:.0f} launches" + (f", {launches / layers:.2f} a layer" if part == "verify" else ""))
         rows = [(event.key[:60], event.count / 3, event.self_device_time_total / 3) for event in events[:24]]
         for key, count, us in rows:
