@@ -37,10 +37,15 @@ def form(dim: int, groups: int, bf16: bool, dependent: bool, staged: bool, **res
     return FORMS.index((dim, groups, bf16, dependent, staged, rest))
 
 
-def shared_tiles(form: int) -> int:
-    """How much a text uses of the shared memory that is reserved at launch, in units of 8 KiB."""
+def reserved_bytes(form: int) -> int:
+    """How much a text uses of the shared memory that is reserved at launch."""
     dim, groups, *_, staged, _ = FORMS[form]
-    return -(-shared_bytes(dim, groups) // 8192) if staged else 0
+    return shared_bytes(dim, groups) if staged else 0
+
+
+def shared_tiles(form: int) -> int:
+    """The same in units of 8 KiB."""
+    return -(-reserved_bytes(form) // 8192)
 
 
 @triton.jit

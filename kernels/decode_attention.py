@@ -37,6 +37,7 @@ shared memory ahead of use, with the same bits; everything else by Triton, which
 in the order of the matrix unit's operands: any order of channels or of slots will do for a sum if both factors have it.
 """
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 
@@ -55,6 +56,9 @@ MERGE_PLACES, MERGE_TURNS, MERGE_WARPS, MERGE_BLOCKS = 4, 8, 4, 1
 BY_TEXT, TEXT, AHEAD, BLOCKS = True, {}, 2, 4
 EARLY = True  # whether dependent launches read control before they wait, and check it after
 _WITHOUT_TEXT: set[torch.device] = set()  # where the text failed its check
+_RESERVED: dict[tuple[torch.device, int], int] = {}  # of a form's launch, bytes of shared memory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -189,11 +193,29 @@ def _parts_by_text(q, keys, values, control, workspace, dependent):
     group, shape, tensors = _common(q, keys, values, control, workspace, dependent)
     rows = _block_rows(group)
     rest = {"staged": _capability(q.device)[0] == 9} | TEXT
-    form = _kernel.form(shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent, **rest)
-    _kernel.decode_attention_block_kernel[(workspace.blocks,)](
-        *tensors, keys.numbers.shape[1], workspace.peak.shape[1], BLOCK_ROWS=rows, FORM=form, AHEAD=AHEAD, EARLY=EARLY,
-        SHARED_TILES=_kernel.shared_tiles(form), num_warps=4, **shape,
-    )  # fmt: skip
+    which = shape["D"], -(-rows * group // 8), q.dtype == torch.bfloat16, dependent
+    arguments = *tensors, keys.numbers.shape[1], workspace.peak.shape[1]
+    options = {"BLOCK_ROWS": rows, "AHEAD": AHEAD, "EARLY": EARLY, "num_warps": 4, **shape}
+    if rest["staged"] and not _reserves_enough(_kernel, arguments, options, _kernel.form(*which, **rest)):
+        rest["staged"] = False
+    form = _kernel.form(*which, **rest)
+    place = {"FORM": form, "SHARED_TILES": _kernel.shared_tiles(form)}
+    _kernel.decode_attention_block_kernel[(workspace.blocks,)](*arguments, **options, **place)
+
+
+def _reserves_enough(_kernel, arguments, options, form) -> bool:
+    """Whether Triton has the launch of a form reserve what its text uses: beyond it a kernel would end the process."""
+    key, wanted = (arguments[0].device, form), _kernel.reserved_bytes(form)
+    if key not in _RESERVED:
+        place = {"FORM": form, "SHARED_TILES": _kernel.shared_tiles(form)}
+        compiled = _kernel.decode_attention_block_kernel.warmup(*arguments, **options, **place, grid=(1,))
+        _RESERVED[key] = compiled.metadata.shared
+        if _RESERVED[key] < wanted:
+            logger.warning(
+                "FastQwen: this version of Triton reserves %d bytes of shared memory where attention needs %d; a "
+                "slower form is used.", _RESERVED[key], wanted,
+            )  # fmt: skip
+    return _RESERVED[key] >= wanted
 
 
 def _merge(q, keys, values, control, workspace, gate, out, dependent):

@@ -274,10 +274,8 @@ def reserved(compiled):
     """Bytes of shared memory that a launch must reserve for a text of PTX."""
     names = compiled.fn.arg_names
     constants = {names[index]: value for (index,), value in compiled.constants.items()}
-    if not constants.get("SHARED_TILES"):
-        return 0
-    dim, groups, *_ = kernel_module("_attention_block_kernel").FORMS[constants["FORM"]]
-    return kernel_module("_attention_ptx").shared_bytes(dim, groups)
+    form = constants.get("FORM")
+    return 0 if form is None else kernel_module("_attention_block_kernel").reserved_bytes(form)
 
 
 def outcome_of(name):

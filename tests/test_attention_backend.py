@@ -1,13 +1,15 @@
 """Passes that attend by kernels: close to plain torch, the row contract through a trunk, and how they are chosen."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
-from fastqwen.attention import KINDS, backend
+from fastqwen.attention import KINDS, KVCache, backend
 from fastqwen.engine.backends import choices
 from fastqwen.kernels import decode_attention
+from fastqwen.kernels.attention_control import new_control
 from fastqwen.kernels.rows import ancestors
 from fastqwen.model.load import load_model
 from fastqwen.mtp.tree import Tree
@@ -124,3 +126,35 @@ def test_a_device_without_its_number_is_the_same_device(monkeypatch):
     monkeypatch.setattr(decode_attention, "_WITHOUT_TEXT", set())
     assert decode_attention.avoid_text(torch.device("cuda")) and not decode_attention.avoid_text(torch.device("cuda"))
     assert not decode_attention._text_runs(torch.empty(0, device="cuda").device)
+
+
+class Launches:
+    """Stands in for the kernel of the text: what a launch reserves, and the forms that were launched."""
+
+    def __init__(self, reserved):
+        self.reserved, self.launched = reserved, []
+
+    def warmup(self, *arguments, grid, **options):
+        return SimpleNamespace(metadata=SimpleNamespace(shared=self.reserved))
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: self.launched.append(options)
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_the_staged_form_runs_only_where_its_launch_reserves_what_it_uses(monkeypatch, caplog, short):
+    """Beyond what is reserved it would write into other memory, or end the process."""
+    block = pytest.importorskip("fastqwen.kernels._attention_block_kernel")
+    staged, direct = (block.form(128, 2, True, False, staged) for staged in (True, False))
+    kernel = Launches(block.reserved_bytes(staged) - short)
+    monkeypatch.setattr(block, "decode_attention_block_kernel", kernel)
+    monkeypatch.setattr(decode_attention, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(decode_attention, "_RESERVED", {})
+    cache = KVCache(1, 128, capacity=64, kind="int8", device="cpu")
+    workspace = decode_attention.allocate(2, 1, 128, slots=cache.keys.numbers.shape[1], device="cpu")
+    q = torch.zeros(8, 2, 128, dtype=torch.bfloat16)
+    for _ in range(2):
+        decode_attention._parts_by_text(q, cache.keys, cache.values, new_control("cpu"), workspace, False)
+    assert [options["FORM"] for options in kernel.launched] == [direct if short else staged] * 2
+    assert all(options["SHARED_TILES"] == (0 if short else block.shared_tiles(staged)) for options in kernel.launched)
+    assert caplog.text.count("bytes of shared memory") == short

@@ -11,13 +11,7 @@ from fastqwen import caption_command, cli
 from fastqwen.engine import FastQwenError
 from fastqwen.engine.caption_files import Lines, TextFiles, plan, run
 from fastqwen.terminal import Bar
-
-
-def touch(folder, *names):
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"")
-    return folder
+from folders import touch
 
 
 def read(path):

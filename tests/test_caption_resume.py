@@ -6,13 +6,7 @@ import sys
 import pytest
 from fastqwen.engine import FastQwenError, caption_files
 from fastqwen.engine.caption_files import Lines, TextFiles, plan, run
-
-
-def touch(folder, *names):
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"")
-    return folder
+from folders import touch
 
 
 def read(path):

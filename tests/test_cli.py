@@ -1,14 +1,13 @@
 """The command line: output, streams, and one line for every mistake."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
 from fastqwen import cli
+from fresh_python import fresh
 from safetensors.torch import save_file
 
 
@@ -169,25 +168,6 @@ def test_a_bad_request_is_told_before_the_model_is_looked_for(capsys, option, va
     assert code == 2 and word in err and "/nowhere" not in err
 
 
-def fresh(code, folder, **environment):
-    """Runs `code` in a new interpreter with the package importable; environment variables on top of ours."""
-    import os
-
-    import fastqwen
-
-    preamble = (
-        "import importlib.util, sys\n"
-        f"home = {fastqwen.__path__[0]!r}\n"
-        "spec = importlib.util.spec_from_file_location('fastqwen', home + '/__init__.py', "
-        "submodule_search_locations=[home])\n"
-        "module = importlib.util.module_from_spec(spec); sys.modules['fastqwen'] = module\n"
-        "spec.loader.exec_module(module)\n"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", preamble + code], capture_output=True, timeout=120, env=os.environ | environment
-    )
-
-
 def test_without_torch_the_command_says_how_to_install_it(folder):
     code = (
         "sys.modules['torch'] = None\n"
@@ -198,7 +178,7 @@ def test_without_torch_the_command_says_how_to_install_it(folder):
         "from fastqwen.cli import main\n"
         f"sys.exit(main(['generate', '--model', {folder!r}, '--prompt', 'x']))"
     )
-    done = fresh(code, folder)
+    done = fresh(code)
     message = done.stderr.decode()
     assert done.returncode == 2 and len(message.splitlines()) == 1 and "pip install torch" in message
 
@@ -213,5 +193,5 @@ def test_output_survives_a_console_of_another_encoding(folder):
         "'--temperature', '3', '--top-k', '0', '--top-p', '1'])\n"
         "    if code: sys.exit(code)"
     )
-    done = fresh(code, folder, PYTHONIOENCODING="ascii")
+    done = fresh(code, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr.decode(errors="replace")

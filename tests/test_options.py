@@ -3,13 +3,12 @@
 import argparse
 import errno
 import io
-import subprocess
 import sys
 
-import fastqwen
 import pytest
 from fastqwen import cli, option_types
 from fastqwen.mtp.short_head import FEWEST
+from fresh_python import fresh
 
 REPLY = ("--model", "/nowhere", "--prompt", "x")
 PATHS = {"PATH", "PATH|demo", "FILE", "FOLDER", "FILE|FOLDER", "SRC", "DST"}
@@ -173,12 +172,6 @@ def test_a_device_that_holds_no_values_is_refused_in_one_sentence(capsys, tmp_pa
 
 def test_an_interrupt_while_torch_is_imported_is_one_word_and_code_130():
     code = (
-        "import importlib.util, sys\n"
-        f"home = {fastqwen.__path__[0]!r}\n"
-        "spec = importlib.util.spec_from_file_location('fastqwen', home + '/__init__.py', "
-        "submodule_search_locations=[home])\n"
-        "module = importlib.util.module_from_spec(spec); sys.modules['fastqwen'] = module\n"
-        "spec.loader.exec_module(module)\n"
         "class Interrupt:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'torch': raise KeyboardInterrupt\n"
@@ -186,5 +179,5 @@ def test_an_interrupt_while_torch_is_imported_is_one_word_and_code_130():
         "from fastqwen.cli import main\n"
         "sys.exit(main(['generate', '--model', 'demo', '--prompt', 'x']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "fastqwen: Interrupted.\n")
+    done = fresh(code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"fastqwen: Interrupted.\n")
