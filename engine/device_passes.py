@@ -111,11 +111,17 @@ class DevicePasses:
 
     def close(self):
         """Waits for what is under way, and tells the session where it has come to."""
-        while self._queue:
-            self._take()
+        try:
+            while self._queue:
+                self._take()
+        except FastQwenError:  # of tokens that nobody waits for any more; the session is marked
+            self._queue.clear()
         if not self._reply or not self.session.valid or self._model.user is not self._user:
             return
         words = self._model.round.state.tolist()
+        if words[rounds.LENGTH] != len(self.session.tokens):  # interrupted between a round's launch and its record
+            self.session.valid = False
+            return
         pending = words[rounds.PATH : rounds.PATH + words[rounds.PENDING]]
         move = tuple(words[rounds.MOVE : rounds.MOVE + 2])
         with torch.inference_mode():

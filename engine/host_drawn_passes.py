@@ -44,10 +44,12 @@ class HostDrawnPasses(DevicePasses):
         model, round = self._model, self._model.round
         model.run("rows")
         tokens = round.tokens.tolist()
-        drawn = [-1] * len(tokens)  # no token: where the walk does not come by, nobody looks
+        drawn, errors = [-1] * len(tokens), [0] * len(tokens)  # -1: where the walk does not come by, nobody looks
 
         def draw(slot, above):
+            errors[slot] = 1  # should nothing be drawn
             drawn[slot] = self._drawn(model.logits[slot].float(), above)
+            errors[slot] = 0
             return drawn[slot]
 
         room = min(self._max_tokens - len(self._text), self.session.room)
@@ -58,7 +60,7 @@ class HostDrawnPasses(DevicePasses):
             raise
         self._text += accepted.tokens
         round.drawn.copy_(torch.tensor(drawn))
-        round.errors.zero_()
+        round.errors.copy_(torch.tensor(errors, dtype=torch.int32))
         model.run("accept")
 
     def _drawn(self, row, above):

@@ -1,6 +1,7 @@
 """A reply being written, and a finished one."""
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from ..weights import FastQwenError
@@ -96,14 +97,15 @@ class Reply:
 
     def _run(self, passes):
         try:
-            for tokens in passes:
-                used = self._text.tokens_used
-                deltas = self._text.push(tokens)
-                self._tokens += tokens[: self._text.tokens_used - used]
-                yield from deltas
-                if self._text.stopped:
-                    self._meter.stop_reason = STOP_TEXT
-                    break
+            with closing(passes):  # a stop text leaves them in the middle, and the report wants to know how they went
+                for tokens in passes:
+                    used = self._text.tokens_used
+                    deltas = self._text.push(tokens)
+                    self._tokens += tokens[: self._text.tokens_used - used]
+                    yield from deltas
+                    if self._text.stopped:
+                        self._meter.stop_reason = STOP_TEXT
+                        break
             yield from self._text.finish()
         except BaseException as error:
             self._error = error

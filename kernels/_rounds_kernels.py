@@ -210,19 +210,17 @@ def accept_kernel(
     count = steps * 0  # emitted tokens
     current = count
     stopped = count
-    error = count
-    going = steps
+    error = tl.where(_at(errors, 0) != 0, steps, 0)
+    going = steps * (1 - error)
     for _ in tl.static_range(8):
         # Here `current` is on the path, as its last slot, and what it drew is looked at; not once the walk is over.
         token = _at(drawn, current)
-        wrong = tl.where(_at(errors, current) != 0, going, 0)
-        error = tl.maximum(error, wrong)
-        stop = tl.where(tl.sum((stops == token).to(tl.int32), 0) > 0, going, 0) * (1 - wrong)
+        stop = tl.where(tl.sum((stops == token).to(tl.int32), 0) > 0, going, 0)
         stopped = tl.maximum(stopped, stop)
-        going = going * (1 - stop) * (1 - wrong)
+        going = going * (1 - stop)
         emitted = tl.where((slot == count) & (going + slot * 0 > 0), token, emitted)
         count += going
-        m_child = (slot < rows) & (slot > 0) & (parents == current) & (tokens == token)
+        m_child = (slot < rows) & (slot > 0) & (parents == current) & (tokens == token) & (errors == 0)
         child = tl.min(tl.where(m_child, slot, 8), 0)
         going = tl.where((child < 8) & (count < room), going, 0)
         current = tl.where(going > 0, child, current)

@@ -9,7 +9,8 @@ the shape of its tree, and one captured graph of each part serves every shape, l
     accept        walks the tree along the drawn tokens, moves the state forward, leaves a record for the host
 
 The walk is mtp/acceptance.py's: at a slot the drawn token decides; it is emitted unless it is a stop token, and the
-walk goes on at the child that holds it, while the reply has room. After the last token the state is `done`: passes that
+walk goes on at the child that holds it, while the reply has room and if something can be drawn there: otherwise the
+next pass has that slot as its root, where it is an error. After the last token the state is `done`: passes that
 were queued already have no rows, replay what is pending, move an accepted leaf, and change nothing else.
 
 state, int32 [64]:

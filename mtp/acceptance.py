@@ -42,9 +42,12 @@ def accept(
     stop_ids: the tokens that end the text.
     room: how many new tokens the reply may take, at least 1; once they are drawn nothing more is.
     Of siblings with the same token the lowest rank wins.
+    A slot behind the root whose draw raises FastQwenError is left to the next pass, whose root has the same row: plain
+    decoding too emits what was drawn before, and may end the reply there.
     State and text are those of plain decoding, one token at a time: the path ends before a stop token, and the token
     that fills `room` is emitted but not fed.
-    Raises FastQwenError for fewer tokens than the tree has slots and for room below 1; errors of `draw` pass through.
+    Raises FastQwenError for fewer tokens than the tree has slots and for room below 1; other errors of `draw` pass
+    through.
     """
     if len(tokens) < tree.rows:
         raise FastQwenError(f"{len(tokens)} draft tokens were given, but {tree} has {tree.rows} slots.")
@@ -53,7 +56,12 @@ def accept(
     path = [0]
     drawn: list[int] = []
     while True:
-        token = draw(path[-1], tuple(drawn))
+        try:
+            token = draw(path[-1], tuple(drawn))
+        except FastQwenError:
+            if not drawn:
+                raise
+            return Accepted(tuple(path[:-1]), tuple(drawn), stop=False)
         if token in stop_ids:
             return Accepted(tuple(path), tuple(drawn), stop=True)
         drawn.append(token)

@@ -167,6 +167,19 @@ def test_too_few_tokens_and_no_room_are_refused():
         accept(OFF, [ROOT], Script([1]), stop_ids=(), room=0)
 
 
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_a_draft_behind_which_nothing_can_be_drawn_is_left_to_be_the_next_root(place):
+    def target(slot, ancestors):
+        if len(ancestors) == place:
+            raise FastQwenError("no finite logit")
+        return 10 + len(ancestors)
+
+    found = accept(Tree.chain(3), [ROOT, 10, 11, 12], target, stop_ids=(), room=PLENTY)
+    assert found == Accepted(tuple(range(place)), tuple(range(10, 10 + place)), False)
+    with pytest.raises(FastQwenError, match="no finite"):
+        accept(OFF, [found.tokens[-1]], lambda slot, _: target(slot, (0,) * place), stop_ids=(), room=PLENTY)
+
+
 def test_an_error_in_the_draw_passes_through():
     def broken(slot, ancestors):
         raise RuntimeError("row")

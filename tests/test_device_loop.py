@@ -9,7 +9,7 @@ from fastqwen.engine.device_model import write_settings
 from fastqwen.engine.device_passes import DevicePasses
 from fastqwen.engine.host_drawn_passes import HostDrawnPasses
 from fastqwen.engine.loop import run
-from fastqwen.engine.report import LENGTH, STOP_TOKEN, Meter
+from fastqwen.engine.report import INTERRUPTED, LENGTH, STOP_TOKEN, Meter
 from fastqwen.engine.sampling import Sampler
 from fastqwen.kernels import rounds, sampling
 from fastqwen.mtp.tree import OFF, Tree
@@ -146,14 +146,14 @@ def _no_gpu(monkeypatch):
     monkeypatch.setattr(device_passes.torch, "zeros", lambda *sizes, pin_memory=False, **rest: zeros(*sizes, **rest))
 
 
-def reply(trees, *, wrong=4, tokens=40, capacity=100, stop_ids=(), broken=None):
+def reply(trees, *, wrong=4, tokens=40, capacity=100, stop_ids=(), broken=None, on_step=lambda p: None):
     model, session, planner, meter = Scripted(wrong), Session(capacity), Turns(trees), Meter(CPU)
     model.broken = broken
     model.head = SimpleNamespace(extend=lambda *_, **options: None, short=SimpleNamespace(add=model.shown.extend))
     passes = DevicePasses(
         model, session, planner, GREEDY, seed=0, drafts=trees != [OFF], stop_ids=stop_ids, max_tokens=tokens
     )
-    steps = run(passes, PROMPT, stop_ids=stop_ids, max_tokens=tokens, on_step=lambda p: None, meter=meter)
+    steps = run(passes, PROMPT, stop_ids=stop_ids, max_tokens=tokens, on_step=on_step, meter=meter)
     return [token for new in steps for token in new], session, planner, meter, model
 
 
@@ -195,6 +195,35 @@ def test_a_token_that_cannot_be_drawn_is_one_clear_error_and_ends_the_session():
         reply([Tree((2, 2, 2, 1))], broken=11)
 
 
+@pytest.mark.parametrize("trees", [[OFF], [Tree.chain(5)]], ids=["off", "chain"])
+def test_a_reply_that_was_ended_before_hears_nothing_of_a_token_that_cannot_be_drawn(trees):
+    """The pass that meets it was queued already, or holds it behind tokens that are good."""
+    text, session, _, meter, _ = reply(trees, wrong=100, broken=11, on_step=lambda p: p.done >= 11)
+    assert text == TEXT[:11] and meter.stop_reason == INTERRUPTED and not session.valid
+    with pytest.raises(FastQwenError, match="no finite number"):
+        reply(trees, wrong=100, broken=11)
+
+
+@pytest.mark.parametrize("before", ["launch is noted", "record is read"])
+def test_a_reply_that_is_interrupted_inside_a_pass_leaves_a_session_that_is_marked(before, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    model, session = Scripted(4), Session(100)
+    passes = DevicePasses(model, session, Turns([OFF]), GREEDY, seed=0, drafts=False, stop_ids=(), max_tokens=40)
+    steps = run(passes, PROMPT, stop_ids=(), max_tokens=40, on_step=lambda p: None, meter=Meter(CPU))
+    assert [token for _ in range(3) for token in next(steps)] == TEXT[:3] and session.valid
+    if before == "record is read":
+        ends = iter([interrupt])
+        monkeypatch.setattr(Event, "synchronize", lambda event: next(ends, lambda: None)())
+    else:
+        verify = passes._verify
+        monkeypatch.setattr(passes, "_verify", lambda tree: (verify(tree), interrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    assert not session.valid and session.adopted is None
+
+
 def test_rows_that_waited_are_all_seen_by_the_head_before_a_draft():
     *_, model = reply([*[OFF] * 12, Tree.chain(1)], wrong=100)
     assert "catch up" in model.parts
@@ -222,3 +251,21 @@ def test_tokens_that_the_host_draws_are_the_samplers_with_all_that_came_before()
     steps = run(passes, PROMPT, stop_ids=(), max_tokens=12, on_step=lambda p: None, meter=meter)
     assert [token for new in steps for token in new] == text[:12]
     assert session.tokens == [*PROMPT, *text[:11]] and meter.accepted > 0 and "verify" not in model.parts
+
+
+def test_a_draft_behind_which_the_host_can_draw_nothing_ends_the_reply_one_pass_later():
+    logits = torch.randn(14, 64, generator=torch.Generator().manual_seed(2)) * 2
+    settings, text = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0), []
+    for index, row in enumerate(logits):
+        text.append(Sampler(settings, 9, 64).draw(row, torch.tensor(text, dtype=torch.long), index))
+    logits[6] = float("nan")
+    model, session, found = Halves(100, text, logits), Session(100), []
+    session.logits, model.head = logits[0], SimpleNamespace(extend=lambda *_, **options: None, short=None)
+    model.set_sampling = lambda settings, seed: write_settings(sampling.new_settings(CPU), settings, seed)
+    passes = HostDrawnPasses(
+        model, session, Turns([Tree.chain(5)]), settings, seed=9, drafts=True, stop_ids=(), max_tokens=12
+    )
+    with pytest.raises(FastQwenError, match="highest logit"):
+        for tokens in run(passes, PROMPT, stop_ids=(), max_tokens=12, on_step=lambda p: None, meter=Meter(CPU)):
+            found += tokens
+    assert found == text[:6] and not session.valid

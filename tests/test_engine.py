@@ -11,6 +11,7 @@ import torch
 from fastqwen import arguments
 from fastqwen.attention import KINDS
 from fastqwen.engine import GREEDY, MTP_CHOICES, FastQwenError, SamplingSettings, load
+from fastqwen.engine.sampling import Sampler
 from fastqwen.weights.quantize import FORMATS
 
 HOT = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0)
@@ -81,6 +82,39 @@ def test_stop_text_cuts_the_answer_and_is_reported(engine):
     assert cut.text == whole[: whole.index(stop)].rstrip()
     assert cut.report.stop_reason == "stop text"
     assert cut.report.new_tokens == len(cut.token_ids) < 60
+
+
+def test_a_reply_that_a_stop_text_ends_reports_all_that_others_do(engine):
+    options = dict(settings=HOT, seed=3, max_tokens=20)
+    prompt = "a fox " * 100  # a chunk of 512 and more, which is kept
+    whole = engine.generate(prompt, **options)
+    cut = engine.generate(prompt, **options, stop=[whole.text[4:6]]).report
+    assert cut.stop_reason == "stop text"
+    assert cut.cached_tokens == 512 and cut.planner.keys() == whole.report.planner.keys() != set()
+
+
+@pytest.mark.parametrize("mtp", ["off", "5"])
+def test_a_stop_text_before_a_row_that_nothing_can_be_drawn_from_ends_the_reply_with_any_drafts(
+    engine, mtp, monkeypatch
+):
+    """The row is one of the pass that completes the stop text where that drafts, and is never made otherwise."""
+    options = dict(settings=HOT, seed=3, max_tokens=12)
+    ids = engine.generate("a fox", **options, mtp="off").token_ids
+    text = engine.generate("a fox", **options | {"max_tokens": 4}, mtp="off").text
+    draw = Sampler.draw
+
+    def until_the_fifth(sampler, logits, history, index):
+        return draw(sampler, logits if index < 4 else logits * float("nan"), history, index)
+
+    monkeypatch.setattr(Sampler, "draw", until_the_fifth)
+    monkeypatch.setattr(
+        Sampler, "candidates", lambda self, logits, history, index, count: [ids[index], *range(1, count)]
+    )
+    found = engine.generate("a fox", **options, mtp=mtp, stop=[text[-1]])
+    assert found.report.stop_reason == "stop text" and 1 < len(found.token_ids) <= 4
+    assert found.token_ids == ids[: len(found.token_ids)]
+    with pytest.raises(FastQwenError, match="no token can be drawn"):
+        engine.generate("a fox", **options, mtp=mtp)
 
 
 def test_interrupt_ends_the_reply_with_what_was_written(engine):

@@ -118,6 +118,19 @@ def test_a_pass_queued_after_the_end_changes_nothing_but_the_final_commit():
     assert round.record[1] == round.record[2] == 0 and after[rounds.PENDING] == 0
 
 
+@pytest.mark.parametrize("broken", [1, 2])
+def test_a_draft_behind_which_nothing_can_be_drawn_is_left_to_be_the_next_root(broken):
+    round = new_round(Tree((1, 1)))
+    rounds.begin_pass(round)
+    round.tokens[:3] = torch.tensor([7, 4, 5])
+    round.drawn[:3] = torch.tensor([4, 5, 6])
+    round.errors[broken] = 1
+    rounds.accept(round)
+    record, state = round.record.tolist(), round.state.tolist()
+    assert record[1:7] == [broken, broken, 0, 0, 0, 3] and record[16 : 16 + broken] == [4, 5][:broken]
+    assert state[rounds.ROOT] == [4, 5][broken - 1] and not state[rounds.DONE]
+
+
 def test_a_token_that_cannot_be_drawn_ends_the_reply_with_an_error_only_on_the_path():
     round = new_round(Tree((1, 1)))
     rounds.begin_pass(round)
