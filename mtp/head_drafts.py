@@ -72,6 +72,8 @@ class HeadDrafts:
         return self._planner.tree()
 
     def draft(self, tree: Tree, reply: Sequence[int]) -> list[int]:
+        if self._head.short is not None and len(reply) == 1:  # drawn behind the prompt, by no pass
+            self._head.short.add(reply)
         waiting = sum(map(len, self._hidden))
         if tree.depth == 0 and waiting < MAX_WAITING:
             return []

@@ -48,7 +48,7 @@ class Drafts:
 
     def __init__(self, tree, guess):
         self._tree, self._guess = tree, guess
-        self.paths = []
+        self.paths, self.cuts = [], []
 
     def prompt(self, embeddings, hidden, positions):
         """Not called by a scripted session."""
@@ -61,6 +61,7 @@ class Drafts:
 
     def observe(self, outcome):
         self.paths.append(outcome.accepted.path)
+        self.cuts.append(outcome.cut)
 
 
 def run(session, drafter, sampler, *, prompt, max_tokens, stop_ids=()):

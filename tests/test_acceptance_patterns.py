@@ -70,6 +70,8 @@ def drafted(settings, tree, hits, wanted, *, max_tokens, capacity, stop):
     text, why = scripted.run(
         session, drafter, Sampler(settings, 5, VOCAB), prompt=PROMPT, max_tokens=max_tokens, stop_ids=stop
     )
+    # A limit ended the last walk, so its end is no miss of the head's; the others ended by the draft.
+    assert drafter.cuts == [False] * (len(drafter.paths) - 1) + [True]
     return (text, session.tokens, why), drafter.paths
 
 

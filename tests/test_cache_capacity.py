@@ -58,3 +58,16 @@ def test_a_state_that_was_reset_gives_the_bits_of_a_new_one_from_the_same_memory
         assert used.length == used.next_position == 0
         assert torch.equal(run(used, 2), wanted)
         assert [x.keys.numbers.data_ptr() for x in used.layers if isinstance(x, KVCache)] == places
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_that_the_device_controlled_leave_an_accepted_leaf_to_be_moved(kind):
+    cache = KVCache(2, 64, capacity=16, kind=kind, device=CPU)
+    x = torch.randn(2, 12, 2, 64, generator=torch.Generator().manual_seed(0))
+    cache.append(*x)
+    before = [part.clone() for part in cache.rows(0, 12)]
+    cache.adopt(9, (11, 8))
+    assert cache.length == 9
+    for found, old in zip(cache.rows(0, 12), before, strict=True):
+        assert torch.equal(found[:, 8], old[:, 11]) and not torch.equal(old[:, 8], old[:, 11])
+        assert torch.equal(found[:, :8], old[:, :8]) and torch.equal(found[:, 9:], old[:, 9:])

@@ -14,129 +14,11 @@ from fastqwen.engine.sampling import Sampler
 from fastqwen.kernels import rounds, sampling
 from fastqwen.mtp.tree import OFF, Tree
 from fastqwen.weights import FastQwenError
+from scripted_rounds import CPU, TEXT, Event, Halves, Scripted, Session, Turns
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_device_passes runs real models there")
-CPU = torch.device("cpu")
-TEXT = [(7 * n + n // 5) % 40 + 3 for n in range(60)]  # the token at every index of the reply
 PROMPT = [1, 2, 3]
-
-
-class Event:
-    """A CUDA event where everything runs as it is called."""
-
-    def __init__(self, enable_timing):
-        assert enable_timing
-
-    def record(self):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def elapsed_time(self, end):
-        return 1.0
-
-
-class Scripted:
-    """A DeviceModel whose target writes TEXT; its drafts are right at every index that is no multiple of `wrong`."""
-
-    def __init__(self, wrong, text=TEXT):
-        self.wrong, self.text, self.user, self.parts = wrong, text, None, []
-        self.trunk, self.head_cache = SimpleNamespace(device=CPU), SimpleNamespace(adopt=lambda *_: None, length=2)
-        self.round = rounds.allocate(64, 8, torch.float32, torch.ones(2))
-        self.shown: list[int] = []  # what a shortlist for drafts is told of the reply
-        self.broken = None  # an index at which nothing can be drawn
-
-    def set_tree(self, tree):
-        places = [max(rank - 1, 0) for rank in tree.ranks]
-        self.round.shape.copy_(torch.tensor(rounds.shape_words(tree.parents, places), dtype=torch.int32))
-
-    def set_sampling(self, settings, seed):
-        pass
-
-    def draw_first(self, logits):
-        return TEXT[0], True
-
-    def run(self, part):
-        self.parts.append(part)
-        round, reply = self.round, int(self.round.state[rounds.REPLY])
-        if part == "verify":
-            rounds.begin_pass(round)
-            for slot in range(8):
-                index = reply + int(round.shape[rounds.DEPTH + slot])
-                round.drawn[slot] = self.text[min(index, len(self.text) - 1)]
-                round.errors[slot] = int(index == self.broken)
-            rounds.accept(round)
-        else:
-            if part != "next":
-                rounds.begin_head(round, keep=int(part == "catch up"))
-            level = int(round.state[rounds.LEVEL])
-            round.state[rounds.LEVEL] += 1  # as the draw of a list does
-            right = self.text[min(reply + level - 1, len(self.text) - 1)]
-            place = 1 if (reply + level) % self.wrong == 0 else 0  # a wrong first choice, and the right one behind it
-            round.lists[level - 1] = torch.arange(50, 58)
-            round.lists[level - 1, place] = right
-
-    def draft(self, depth):
-        for level in range(depth):
-            self.run("next" if level else "first")
-
-
-class Halves(Scripted):
-    """The same with "verify" in two parts: the target's logits at every index of the reply, and acceptance."""
-
-    def __init__(self, wrong, text, logits):
-        super().__init__(wrong, text)
-        self.target, self.logits, self.vocab = logits, None, logits.shape[1]
-
-    def run(self, part):
-        round = self.round
-        if part == "rows":
-            rounds.begin_pass(round)
-            depth = round.shape[rounds.DEPTH : rounds.DEPTH + 8].long()
-            self.logits = self.target[(int(round.state[rounds.REPLY]) + depth).clamp(max=len(self.target) - 1)]
-        elif part == "accept":
-            rounds.accept(round)
-        else:
-            super().run(part)
-
-
-class Session:
-    """The committed tokens, and what they are told at the end."""
-
-    def __init__(self, capacity):
-        self.tokens, self.capacity, self.valid, self.adopted = [], capacity, True, None
-        self.logits = torch.zeros(64)
-        self.state = SimpleNamespace(length=0, next_position=0, buffer=0, adopt=self.adopt)
-
-    @property
-    def room(self):
-        return self.capacity - len(self.tokens)
-
-    def prefill(self, ids, on_chunk, on_hidden, pictures):
-        on_hidden(torch.zeros(len(ids), 8), torch.zeros(len(ids), 8), torch.arange(len(ids)).expand(3, -1))
-        self.tokens += ids
-        self.state.length = self.state.next_position = len(ids)
-        return self.logits
-
-    def adopt(self, **state):
-        self.adopted = state
-
-
-class Turns:
-    def __init__(self, trees):
-        self.trees, self.seen, self.passes = trees, [], 0
-
-    def tree(self):
-        self.passes += 1
-        return self.trees[(self.passes - 1) % len(self.trees)]
-
-    def observe(self, tree, accepted, **measured):
-        self.seen.append((tree, len(accepted.path)))
-
-    def scores(self):
-        return {}
 
 
 @pytest.fixture(autouse=True)
@@ -182,12 +64,15 @@ def test_right_second_choices_are_accepted_as_leaves():
 @pytest.mark.parametrize("trees", [[OFF], [Tree((2, 2, 2, 1))]], ids=["off", "tree"])
 def test_stop_tokens_limits_and_capacity_end_the_text(trees):
     stop = TEXT[17]
-    text, session, _, meter, _ = reply(trees, stop_ids=(stop,))
+    text, session, planner, meter, _ = reply(trees, stop_ids=(stop,))
     end = TEXT.index(stop)
+    cuts = [planner.cuts]
     assert text == TEXT[:end] and meter.stop_reason == STOP_TOKEN and session.tokens == [*PROMPT, *TEXT[:end]]
     assert reply(trees, tokens=1)[0] == TEXT[:1]
-    text, session, *_ = reply(trees, capacity=len(PROMPT) + 9)
+    text, session, planner, *_ = reply(trees, capacity=len(PROMPT) + 9)
     assert text == TEXT[:10] and session.room == 0
+    cuts += [planner.cuts, reply(trees, tokens=10)[2].cuts]
+    assert all(each == [False] * (len(each) - 1) + [True] for each in cuts)  # what a limit ends is no miss of the head
 
 
 def test_a_token_that_cannot_be_drawn_is_one_clear_error_and_ends_the_session():
@@ -229,6 +114,40 @@ def test_rows_that_waited_are_all_seen_by_the_head_before_a_draft():
     assert "catch up" in model.parts
     state = model.round.state
     assert state[rounds.HEAD_LENGTH] >= 2 + 13 and state[rounds.READ] <= state[rounds.WRITTEN]
+
+
+def test_rows_that_wait_are_seen_before_the_ring_is_full(monkeypatch):
+    monkeypatch.setattr(rounds, "RING", 32)
+    *_, planner, _, model = reply([*[OFF] * 30, Tree.chain(1)], tokens=30)
+    assert {tree for tree, _ in planner.seen} == {OFF} and "catch up" in model.parts
+    state = model.round.state
+    # The prompt's last row and 29 passes' wait in turn; at most 32 lie in the ring.
+    assert 2 + 16 <= state[rounds.HEAD_LENGTH] == 2 + state[rounds.READ] <= state[rounds.WRITTEN] + 2 == 2 + 1 + 29
+
+
+def test_a_reply_cannot_go_on_once_another_has_the_buffers():
+    model, sessions, replies = Scripted(4), (Session(100), Session(100)), []
+    for session in sessions:
+        passes = DevicePasses(model, session, Turns([OFF]), GREEDY, seed=0, drafts=False, stop_ids=(), max_tokens=9)
+        replies.append(run(passes, PROMPT, stop_ids=(), max_tokens=9, on_step=lambda p: None, meter=Meter(CPU)))
+        assert [token for _ in range(3) for token in next(replies[-1])] == TEXT[:3]
+    with pytest.raises(FastQwenError, match="Another reply was started"):
+        next(replies[0])
+    assert sessions[0].adopted is None  # the state is the other's
+    assert [token for new in replies[1] for token in new] == TEXT[3:9] and sessions[1].adopted["length"] == 3 + 8
+
+
+def test_a_prompts_rows_have_its_rotary_positions_pictures_included():
+    positions, rows, given = torch.arange(24).view(3, 8), torch.randn(2, 8, 4), []
+    model = Scripted(4)
+    model.head = SimpleNamespace(extend=lambda *tensors, cache: given.append(tensors), short=None)
+    passes = DevicePasses(model, Session(100), Turns([OFF]), GREEDY, seed=0, drafts=True, stop_ids=(), max_tokens=9)
+    for end in (slice(0, 1), slice(1, 6), slice(6, 8)):
+        passes.prompt(rows[0, end], rows[1, end], positions[:, end])
+    following, hidden, places = zip(*given, strict=True)
+    assert torch.equal(torch.cat(following), rows[0, 1:]) and torch.equal(torch.cat(hidden), rows[1, :-1])
+    assert torch.equal(torch.cat(places, 1), positions[:, :-1])
+    assert torch.equal(passes.waiting_row[0], rows[1, -1:]) and torch.equal(passes.waiting_row[1], positions[:, -1:])
 
 
 OPEN = SamplingSettings(temperature=1.0, top_k=0, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.4)

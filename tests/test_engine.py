@@ -12,6 +12,7 @@ from fastqwen import arguments
 from fastqwen.attention import KINDS
 from fastqwen.engine import GREEDY, MTP_CHOICES, FastQwenError, SamplingSettings, load
 from fastqwen.engine.sampling import Sampler
+from fastqwen.mtp.estimates import Costs
 from fastqwen.weights.quantize import FORMATS
 
 HOT = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0)
@@ -155,6 +156,10 @@ def test_report_has_every_number_and_is_json(engine):
 def test_an_auto_reply_reports_what_was_learnt_and_the_shapes_used(engine, monkeypatch):
     # On a CPU by a clock on which every pass takes as long: a busy machine's own can make drafts look too dear to try.
     monkeypatch.setattr("fastqwen.engine.passes.time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    costs = Costs()  # whatever replies came before
+    costs.expect(verify_seconds=1.0, first_seconds=0.2, next_seconds=0.1)
+    monkeypatch.setattr(engine, "_costs", costs)
+    monkeypatch.setattr(engine, "_statistics", {})
     report = engine.generate("a fox", settings=GREEDY, max_tokens=24, mtp="auto").report
     assert sum(report.shapes.values()) == report.verify_passes and set(report.shapes) - {"off"}
     rates, options = report.planner["rates"], report.planner["options"]
@@ -241,6 +246,13 @@ def test_times_of_passes_whose_draws_the_host_makes_are_kept_apart(engine):
     """Such a draw is part of a verify pass: for other settings it would look slow, and drafts dear."""
     costs = [engine._planner(SamplingSettings(top_k=top_k)).costs for top_k in (20, 40, 0, 1000)]
     assert costs[0] is costs[1] is engine._planner(GREEDY).costs and costs[2] is costs[3] is not costs[0]
+
+
+def test_what_was_learnt_of_drafts_is_kept_for_settings_like_these(engine):
+    learnt = [engine._planner(settings).statistics for settings in (GREEDY, SamplingSettings(temperature=0), HOT)]
+    assert learnt[0] is learnt[1] is not learnt[2]
+    assert engine._planner(dataclasses.replace(HOT)).statistics is learnt[2]
+    assert engine._planner(dataclasses.replace(HOT, temperature=0.9)).statistics not in learnt
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="threads matter on a CPU only")

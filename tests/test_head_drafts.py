@@ -179,6 +179,45 @@ def test_a_prompt_in_several_chunks_gives_the_rows_of_one(engine):
     assert session.tokens == wanted[2].tokens
 
 
+def test_a_prompts_rows_have_its_rotary_positions_pictures_included(engine, monkeypatch):
+    """A picture's tokens share a time and lie apart in height and width; what follows comes behind all three."""
+    height = torch.tensor([0, 1, 2, 2, 3, 3, 5, 6])
+    positions = torch.stack([torch.tensor([0, 1, 2, 2, 2, 2, 5, 6]), height, torch.tensor([0, 1, 2, 3, 4, 4, 5, 6])])
+    asked, rotary = [], engine.mtp_head.rotary
+    monkeypatch.setattr(engine.mtp_head, "rotary", lambda places: (asked.append(places.tolist()), rotary(places))[1])
+    drafter = HeadDrafts(engine.mtp_head, engine.trunk, Fixed(OFF), lambda logits, text, count: [7] * count, 64)
+    with torch.inference_mode():
+        rows = torch.randn(2, 8, engine.config.hidden_size, generator=torch.Generator().manual_seed(5))
+        for end in (slice(0, 6), slice(6, 8)):  # the second chunk ends behind what the picture's axes reached
+            drafter.prompt(rows[0, end], rows[1, end], positions[:, end])
+        assert [place for call in zip(*asked, strict=True) for part in call for place in part] == positions[
+            :, :-1
+        ].flatten().tolist()
+        asked.clear()
+        drafter.draft(Tree.chain(3), [9])
+    assert asked == [[[6]] * 3, [[7]] * 3, [[8]] * 3]  # the prompt's last row, the root's, the draft's
+    cache = engine.mtp_head.new_cache(64, kind="fp32", device=engine.device)
+    with torch.inference_mode():
+        engine.mtp_head.extend(rows[0, 1:], rows[1, :-1], positions[:, :-1], cache=cache)
+    for found, wanted in zip(drafter.prompt_cache.read(0, 7), cache.read(0, 7), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)  # sums of other row counts
+
+
+def test_the_next_level_is_fed_what_comes_before_or_after_the_heads_norm(engine, monkeypatch):
+    def outputs():
+        cache = engine.mtp_head.new_cache(8, kind="fp32", device=engine.device)
+        fed = engine.mtp_head.prefill(*rows, torch.arange(5).expand(3, -1), cache=cache)
+        return fed, engine.mtp_head.for_logits(fed)
+
+    with torch.inference_mode():
+        rows = torch.randn(2, 5, engine.config.hidden_size, generator=torch.Generator().manual_seed(6))
+        fed, for_logits = outputs()
+        assert fed is for_logits and not engine.mtp_head.pre_norm
+        monkeypatch.setattr(engine.mtp_head, "pre_norm", True)
+        before, after = outputs()
+    assert torch.equal(after, for_logits) and not torch.allclose(before, fed, rtol=0.1)
+
+
 def scores_of(sampler, logits, history, index):
     return sampler.candidates(logits, history, index, 7)
 

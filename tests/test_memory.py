@@ -160,6 +160,8 @@ def device_model(engine, monkeypatch):
     monkeypatch.setattr(engine.memory, "room_for", lambda capacity: capacity)
     monkeypatch.setattr(engine.trunk, "pass_kernels", True)
     monkeypatch.setattr(memory.DeviceModel, "_by_kernels", True)
+    for name in ("_verify", "_catch_up", "_first", "_next"):
+        monkeypatch.setattr(memory.DeviceModel, name, lambda model: None)
     return memory.DeviceModel
 
 
@@ -174,8 +176,6 @@ def failing(error):
 def test_a_kernel_that_fails_at_the_models_sizes_is_said_once_and_the_host_drives(
     engine, wanted, device_model, part, monkeypatch, caplog
 ):
-    for name in ("_verify", "_catch_up", "_first", "_next"):
-        monkeypatch.setattr(device_model, name, lambda model: None)
     monkeypatch.setattr(device_model, part, failing(RuntimeError("ptxas: too many registers\nand pages of it")))
     for _ in range(2):
         assert engine.generate("a fox", **OPTIONS).token_ids == wanted
@@ -194,7 +194,6 @@ def test_memory_that_ends_while_passes_are_compiled_is_no_failed_kernel(engine, 
 def test_a_failed_capture_is_said_once_and_leaves_passes_that_are_launched_one_by_one(
     engine, device_model, monkeypatch, caplog
 ):
-    monkeypatch.setattr(device_model, "_verify", lambda model: None)
     model = device_model(engine.trunk, None, capacity=64, vocab=9)
     monkeypatch.setattr("torch.cuda.CUDAGraph", failing(RuntimeError("no graphs today")).__get__(model))
     model._capture(model.parts, None)
@@ -206,8 +205,6 @@ def test_a_failed_capture_is_said_once_and_leaves_passes_that_are_launched_one_b
 def test_what_replies_share_goes_with_its_graphs_though_somebody_still_holds_it(
     engine, device_model, give_up, monkeypatch
 ):
-    for name in ("_verify", "_catch_up", "_first", "_next"):
-        monkeypatch.setattr(device_model, name, lambda model: None)
     model = engine.memory.model_for(64, lambda done, total: None)
     assert model is engine.memory.model_for(32, lambda done, total: None)  # kept, made once
     graph, state = object(), weakref.ref(model.state)
@@ -216,6 +213,22 @@ def test_what_replies_share_goes_with_its_graphs_though_somebody_still_holds_it(
     engine.memory.restore()
     assert state() is None and not model.captured and not engine.memory.is_shared
     assert engine.memory.bytes == engine.memory.weight_bytes
+
+
+def test_a_larger_reply_gets_other_buffers_and_what_knew_the_old_ones_goes_with_them(engine, device_model, monkeypatch):
+    small = engine.memory.model_for(64, lambda done, total: None)
+    small._graphs["verify"], small.user, state = object(), object(), weakref.ref(small.state)
+    large = engine.memory.model_for(65, lambda done, total: None)
+    assert large is not small and large.state.capacity == large.capacity == 65
+    assert state() is None and not small.captured and small.user is None  # its reply cannot go on
+    assert engine.memory.model_for(64, lambda done, total: None) is large
+
+    monkeypatch.setattr(engine.memory, "room_for", failing(FastQwenError("does not fit")))
+    with pytest.raises(FastQwenError, match="does not fit"):
+        engine.memory.model_for(66, lambda done, total: None)
+    monkeypatch.setattr(engine.memory, "room_for", lambda capacity: capacity)
+    assert engine.memory.model_for(40, lambda done, total: None).capacity == 40  # a smaller one works then
+    engine.free()
 
 
 def test_a_state_without_pass_kernels_has_none_even_where_they_work(engine, device_model, monkeypatch):

@@ -111,6 +111,15 @@ def test_drafts_from_a_shortlist_give_the_same_text():
     found = engine.generate("a red kite", mtp="3", **options)
     assert found.token_ids == wanted and found.report.accepted_per_pass > 0
     assert {token for token in wanted if token >= FEWEST} <= set(short.extra_ids)
+    # A hot reply begins with any token; a prompt's own have places too, and those of the texts before have none.
+    hot = SamplingSettings(temperature=10.0, top_k=0, top_p=1.0)
+    prompt = "lighthouse mountains"
+    rare = {token for token in engine.tokenizer.encode_plain(prompt) if token >= FEWEST}
+    assert rare and not rare & set(short.extra_ids)
+    first = engine.generate(prompt, template=False, settings=hot, seed=0, max_tokens=2, mtp="3").token_ids[0]
+    assert first >= FEWEST and {*rare, first} <= set(short.extra_ids)
+    left = {token for token in wanted if token >= FEWEST and not engine.tokenizer.is_special(token)}
+    assert left and not left & set(short.extra_ids)
 
 
 @pytest.mark.parametrize("format", ["w4a8", *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPU_FORMATS)])
