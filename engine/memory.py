@@ -127,7 +127,8 @@ class EngineMemory:
         return (self.weight_bytes if self.resident else 0) + self._shared_bytes
 
     def model_for(self, capacity: int, on_part: Callable[[int, int], object]) -> DeviceModel | None:
-        """What a GPU's replies share, for at least `capacity` tokens; None where some operation has no kernel."""
+        """What a GPU's replies share, for at least `capacity` tokens; None where some operation has no kernel. Raises
+        FastQwenError where keys and values do not fit, which a reply by itself has to allocate as well."""
         self._on_device = self._on_device and round_kernels(self.device)[0]
         if self._on_device and (self._model is None or self._model.capacity < capacity):
             self._drop_model()  # first given back, then made larger
@@ -139,7 +140,6 @@ class EngineMemory:
             if model.failure is not None:  # nor would such a kernel run alone, launched by the host
                 self._trunk.pass_kernels = False
                 model.release()
-                return None
             self._model = model if model.usable else None
             # Once: ComfyUI asks for it many times a reply.
             self._shared_bytes = bytes_of(by_storage(tensors_of(*model.shared), self.device)) if model.usable else 0
@@ -148,6 +148,8 @@ class EngineMemory:
                     verify_seconds=model.seconds["verify"], first_seconds=model.seconds["first"],
                     next_seconds=model.seconds["next"],
                 )  # fmt: skip
+        if self._model is None and self.device.type == "cuda":
+            self.room_for(capacity)
         return self._model
 
     def room_for(self, capacity: int) -> int:

@@ -4,8 +4,10 @@ import pytest
 import tiny
 import torch
 from fastqwen.attention import KINDS, KVCache, cache_bytes, capacity_class, tokens_within
+from fastqwen.engine.memory import EngineMemory
 from fastqwen.model.load import load_model
-from fastqwen.weights import Checkpoint
+from fastqwen.mtp.estimates import Costs
+from fastqwen.weights import Checkpoint, FastQwenError
 
 CPU = torch.device("cpu")
 
@@ -71,3 +73,15 @@ def test_passes_that_the_device_controlled_leave_an_accepted_leaf_to_be_moved(ki
     for found, old in zip(cache.rows(0, 12), before, strict=True):
         assert torch.equal(found[:, 8], old[:, 11]) and not torch.equal(old[:, 8], old[:, 11])
         assert torch.equal(found[:, :8], old[:, :8]) and torch.equal(found[:, 9:], old[:, 9:])
+
+
+def test_a_gpu_without_kernels_refuses_what_does_not_fit_with_what_would(tmp_path, monkeypatch):
+    """A reply has a cache of its own there, and torch's own error would not say what to lower."""
+    trunk = load_model(Checkpoint.open(tiny.save_folder(tiny.oracle("gqa4"), tmp_path)), CPU, torch.float32).trunk
+    held = EngineMemory(trunk, None, vocab=9, graphs=False, context=4096, costs=Costs())
+    held.device = torch.device("cuda", 0)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2**20, 2**30))
+    assert held.model_for(500, lambda done, total: None) is None
+    with pytest.raises(FastQwenError, match="4000 tokens of prompt and reply need .* enough for about 3[0-9]{3} "):
+        held.model_for(4000, lambda done, total: None)
