@@ -3,7 +3,7 @@
 import pytest
 import tiny
 import torch
-from fastqwen.attention import KINDS, KVCache, cache_bytes, capacity_class, tokens_within
+from fastqwen.attention import KINDS, GatedAttention, KVCache, cache_bytes, capacity_class, tokens_within
 from fastqwen.engine.memory import EngineMemory
 from fastqwen.model.load import load_model
 from fastqwen.mtp.estimates import Costs
@@ -85,3 +85,35 @@ def test_a_gpu_without_kernels_refuses_what_does_not_fit_with_what_would(tmp_pat
     assert held.model_for(500, lambda done, total: None) is None
     with pytest.raises(FastQwenError, match="4000 tokens of prompt and reply need .* enough for about 3[0-9]{3} "):
         held.model_for(4000, lambda done, total: None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_before_the_last_slot_has_room_for_all_its_rows(kind):
+    """64 tokens end a part, so nothing is rounded up that could hide a row too many."""
+    cache = KVCache(2, 64, capacity=64, kind=kind, device=CPU)
+    x = torch.randn(2, 71, 2, 64, generator=torch.Generator().manual_seed(0))
+    cache.append(*x[:, :63])
+    slots = cache.stage(*x[:, 63:], (-1, 0, 1, 2, 0, 0, 1, 3))
+    assert sorted(slots) == list(range(63, 71))
+    whole = KVCache(2, 64, capacity=96, kind=kind, device=CPU)
+    whole.append(*x)
+    for found, wanted in zip(cache.rows(0, 71), whole.rows(0, 71), strict=True):
+        assert torch.equal(found[:, [*range(63), *slots]], wanted)
+    cache.commit((0,))
+    assert cache.length == cache.capacity == 64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_nobody_reads_outputs_of_are_stored_as_others_are(kind, tmp_path):
+    """An MTP head's rows of a prompt: were they stored otherwise, drafts would be wrong and nothing else."""
+    trunk = load_model(Checkpoint.open(tiny.save_folder(tiny.oracle("gqa4"), tmp_path)), CPU, torch.float32).trunk
+    mixer = next(block.mixer for block in trunk.blocks if isinstance(block.mixer, GatedAttention))
+    x = torch.randn(9, trunk.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    caches = [mixer.new_cache(capacity=16, kind=kind, device=CPU, kernels=False) for _ in range(2)]
+    with torch.inference_mode():
+        angles = trunk.rotary(torch.arange(9).expand(3, -1))
+        mixer.prefill(x, *angles, cache=caches[0])
+        mixer.extend(x, *angles, cache=caches[1])
+    assert caches[0].length == caches[1].length == 9
+    for found, wanted in zip(caches[1].rows(0, 9), caches[0].rows(0, 9), strict=True):
+        assert torch.equal(found, wanted) and found.any()
