@@ -1,0 +1,77 @@
+"""Who draws a reply's tokens: the GPU, the host between halves of its passes, or the host alone."""
+
+import pytest
+import tiny
+import torch
+from fastqwen.engine import SamplingSettings, device_passes, load, memory
+from fastqwen.engine.device_passes import DevicePasses
+from fastqwen.engine.host_drawn_passes import HostDrawnPasses
+from fastqwen.engine.passes import HostPasses
+from fastqwen.engine.sampling import Sampler
+from fastqwen.kernels.rounds import STOPS
+from fastqwen.kernels.sampling import MAX_TOP_K
+from fastqwen.mtp.drafts import NoDrafts
+from fastqwen.mtp.planner import Planner
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's own engine chooses in every test of replies")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = tiny.save_folder(tiny.oracle("gqa4"), tmp_path_factory.mktemp("passes"), mtp=True)
+    return load(tiny.save_tokenizer(folder), device="cpu")
+
+
+@pytest.fixture
+def on_gpu(engine, monkeypatch):
+    """The engine believes that a GPU runs its passes by kernels; none is ever run."""
+    monkeypatch.setattr(memory, "round_kernels", lambda device: (True, "checked"))
+    monkeypatch.setattr(engine.memory, "_on_device", True)
+    monkeypatch.setattr(engine.memory, "room_for", lambda capacity: capacity)
+    monkeypatch.setattr(memory.DeviceModel, "_by_kernels", True)
+    for name in ("_verify", "_verify_rows", "_accept", "_catch_up", "_first", "_next"):
+        monkeypatch.setattr(memory.DeviceModel, name, lambda model: None)
+    monkeypatch.setattr(device_passes, "_Record", object)
+    yield
+    engine.free()
+
+
+def passes_of(engine, mtp, **settings):
+    sampler = Sampler(SamplingSettings(**settings), 3, engine.vocab)
+    return engine._new_passes([1, 2, 3], mtp, sampler, 40, 9, lambda progress: None)
+
+
+@pytest.mark.parametrize("top_k,kind", [(20, DevicePasses), (MAX_TOP_K, DevicePasses), (0, HostDrawnPasses)])
+def test_what_the_gpu_cannot_draw_the_host_draws_between_halves_of_a_pass(engine, on_gpu, top_k, kind):
+    passes = passes_of(engine, "auto", top_k=top_k)
+    assert type(passes) is kind and isinstance(passes._planner, Planner)
+    model = engine.memory.model_for(40, lambda done, total: None)
+    assert ({"rows", "accept"} <= model.parts.keys()) == (kind is HostDrawnPasses)
+    assert passes.session.capacity == 40 and passes.session.state is model.state and not model.state.length
+    assert type(passes_of(engine, "auto", top_k=MAX_TOP_K + 1)) is HostDrawnPasses
+    assert type(passes_of(engine, "auto", greedy=True, top_k=MAX_TOP_K + 1)) is DevicePasses
+
+
+def test_a_state_that_a_reply_left_is_emptied_for_the_next(engine, on_gpu):
+    first = passes_of(engine, "3")
+    first.session.state.length = 7
+    assert passes_of(engine, "3").session.state.length == 0
+
+
+@pytest.mark.parametrize("top_k", [20, 0])
+def test_off_keeps_nothing_of_the_head(engine, on_gpu, top_k):
+    passes = passes_of(engine, "off", top_k=top_k)
+    passes.prompt(torch.zeros(3, 8), torch.zeros(3, 8), torch.zeros(3, 3))
+    assert passes.prompt_cache is None and passes._last is None and passes.report() == {"current": "off", "options": []}
+    assert passes_of(engine, "3", top_k=top_k).prompt_cache is not None
+
+
+def test_more_stop_tokens_than_the_gpu_looks_for_are_the_hosts(engine, on_gpu, monkeypatch):
+    monkeypatch.setattr(engine.tokenizer, "stop_ids", range(STOPS))
+    assert type(passes_of(engine, "3")) is DevicePasses
+    monkeypatch.setattr(engine.tokenizer, "stop_ids", range(STOPS + 1))
+    assert type(passes_of(engine, "3")) is HostPasses
+
+
+def test_off_has_no_drafter_on_a_host(engine):
+    assert isinstance(passes_of(engine, "off")._drafter, NoDrafts)
