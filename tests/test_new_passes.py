@@ -27,7 +27,7 @@ def on_gpu(engine, monkeypatch):
     """The engine believes that a GPU runs its passes by kernels; none is ever run."""
     monkeypatch.setattr(memory, "round_kernels", lambda device: (True, "checked"))
     monkeypatch.setattr(engine.memory, "_on_device", True)
-    monkeypatch.setattr(engine.memory, "room_for", lambda capacity: capacity)
+    monkeypatch.setattr(engine.memory, "room_for", lambda capacity: capacity + 24)
     monkeypatch.setattr(memory.DeviceModel, "_by_kernels", True)
     for name in ("_verify", "_verify_rows", "_accept", "_catch_up", "_first", "_next"):
         monkeypatch.setattr(memory.DeviceModel, name, lambda model: None)
@@ -47,7 +47,8 @@ def test_what_the_gpu_cannot_draw_the_host_draws_between_halves_of_a_pass(engine
     assert type(passes) is kind and isinstance(passes._planner, Planner)
     model = engine.memory.model_for(40, lambda done, total: None)
     assert ({"rows", "accept"} <= model.parts.keys()) == (kind is HostDrawnPasses)
-    assert passes.session.capacity == 40 and passes.session.state is model.state and not model.state.length
+    assert passes.session.capacity == 40 and model.capacity == 64  # the reply ends where it was asked to
+    assert passes.session.state is model.state and not model.state.length
     assert type(passes_of(engine, "auto", top_k=MAX_TOP_K + 1)) is HostDrawnPasses
     assert type(passes_of(engine, "auto", greedy=True, top_k=MAX_TOP_K + 1)) is DevicePasses
 
