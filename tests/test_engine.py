@@ -87,11 +87,11 @@ def test_stop_text_cuts_the_answer_and_is_reported(engine):
 
 def test_a_reply_that_a_stop_text_ends_reports_all_that_others_do(engine):
     options = dict(settings=HOT, seed=3, max_tokens=20)
-    prompt = "a fox " * 100  # a chunk of 512 and more, which is kept
+    prompt = "a fox " * (engine.trunk.chunk // 5)  # a chunk and more, which is kept
     whole = engine.generate(prompt, **options)
     cut = engine.generate(prompt, **options, stop=[whole.text[4:6]]).report
     assert cut.stop_reason == "stop text"
-    assert cut.cached_tokens == 512 and cut.planner.keys() == whole.report.planner.keys() != set()
+    assert cut.cached_tokens == engine.trunk.chunk and cut.planner.keys() == whole.report.planner.keys() != set()
 
 
 @pytest.mark.parametrize("mtp", ["off", "5"])
