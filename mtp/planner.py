@@ -26,7 +26,7 @@ REPLY_MEMORY = 32  # the same between replies: another text may be another kind 
 # What a reply may have lost against plain decoding, in plain passes: 1 plus 0.01 for each of the first 64 passes, 2.5%
 # of them, plus 0.012 a pass later; 0.5% are left for clocks that err by 3%. Where costs are known at once trees are
 # more varied, and so each is measured less: there it is 0.006, and 0.9% are left. What drafts gained may be lost again
-# up to a limit that covers the dearest tree.
+# up to a limit that covers the dearest tree. A reply that is to have fewer than 64 tokens stakes as much less.
 CREDIT, CREDIT_LIMIT = 1.0, 6.0
 FIRST_ALLOWANCE, KNOWN_ALLOWANCE, FIRST_PASSES, ALLOWANCE = 0.01, 0.006, 64, 0.012
 
@@ -77,16 +77,20 @@ class Planner:
     the credit covers that it accepts nothing, and chosen only if it leaves half of the credit to cheaper ones; so the
     loss against plain decoding is bounded at every moment however wrong the expected tokens are, as far as the measured
     times are right, and a few wrong drafts are not the last. Besides, a probe after LATE plain passes may cost OVERDUE
-    of each. First uses, which compiling may slow, are paid for too: at
-    what they turn out to cost once they were measured again.
+    of each. First uses, which compiling may slow, are paid for too: at what they turn out to cost once they were
+    measured again. A reply of few tokens drafts only where costs are known, for finding them out is worth a longer one.
+
+    tokens: the most that the reply may have
     """
 
-    def __init__(self, statistics: Statistics | None = None, costs: Costs | None = None) -> None:
+    def __init__(
+        self, statistics: Statistics | None = None, costs: Costs | None = None, *, tokens: int = FIRST_PASSES
+    ) -> None:
         self.statistics = Statistics() if statistics is None else statistics
         self.costs = Costs() if costs is None else costs
         self._current = OFF
         self._wanted: Tree | None = None  # better, but more than credit allows
-        self._credit = CREDIT
+        self._credit = self._stake = CREDIT * min(1.0, tokens / FIRST_PASSES)
         self._passes = self._drafted = 0  # in all, and with drafts
         self._early: list[tuple[Tree, int, int, float]] = []  # first passes: tree, missed, tokens, seconds
         self._since_choice = self._since_drafts = self._since_off = 0
@@ -104,6 +108,8 @@ class Planner:
             return OFF
         if not self._measured():
             # Only if the credit covers what the first one seemed to cost; if that was wrong, full credit tries again.
+            if self._stake < CREDIT:
+                return OFF
             return ONE if self._first_loss() <= self._credit or self._credit == CREDIT else OFF
         wanted, missed = self._current, self._since_drafts
         if wanted == OFF and missed >= min(PROBE, 2 * self._drafted):
@@ -190,7 +196,7 @@ class Planner:
         known = [(tree, missed, tokens, seconds)]
         if len(self._early) < SETTLED:
             self._early += known
-            self._credit, known = CREDIT, self._early
+            self._credit, known = self._stake, self._early
         allowance = KNOWN_ALLOWANCE if self._warm else FIRST_ALLOWANCE
         if self._passes > FIRST_PASSES:
             allowance = ALLOWANCE
@@ -203,7 +209,7 @@ class Planner:
             else:
                 passes = self.costs.plain_passes(tree, seconds)
             self._credit = min(self._credit + tokens - passes, CREDIT_LIMIT)
-            self._credit = max(self._credit, min(self._credit + allowance, CREDIT))
+            self._credit = max(self._credit, min(self._credit + allowance, self._stake))
 
     def _choose(self) -> None:
         self._since_choice = 0
