@@ -265,7 +265,8 @@ def test_graphs_leave_the_bits_of_eager_launches_after_every_change_of_shape_and
             on_step=lambda progress, planner=planner: planner.passes == len(trees),
         )  # fmt: skip
         left.append([*planner.left, device_states.copies(model)])
-        ends.append((session.tokens, states(session)))
+        with torch.inference_mode():
+            ends.append((session.tokens, states(session)))
     assert len(left[0]) == len(left[1]) == len(trees) + 1
     with torch.inference_mode():
         for number, (replayed, launched) in enumerate(zip(*left, strict=True)):
