@@ -39,12 +39,18 @@ def choose(
     gain: float = GAIN,
 ) -> Tree:
     """The option with the most expected tokens per second; `current` unless that one has `gain` times as many."""
+    options = list(options)
+    return _fastest(options, _speeds([*options, current], rates, seconds), current, gain)
 
-    def speed(tree: Tree) -> float:
-        return expected_tokens(tree.widths, rates) / seconds(tree)
 
-    best = max(options, key=speed)
-    return best if speed(best) >= gain * speed(current) else current
+def _speeds(options, rates, seconds):
+    """Expected tokens per second by tree."""
+    return {tree: expected_tokens(tree.widths, rates) / seconds(tree) for tree in options}
+
+
+def _fastest(options, speeds, current, gain=GAIN):
+    best = max(options, key=speeds.__getitem__)
+    return best if speeds[best] >= gain * speeds[current] else current
 
 
 def name(tree: Tree) -> str:
@@ -180,11 +186,13 @@ class Planner:
         """What a pass that accepts nothing loses, in plain passes."""
         return self._plain_passes(self.costs.seconds(tree, missed=missed)) - 1
 
-    def _prudent(self, tree: Tree) -> bool:
-        """Whether the tree leaves half of the credit, or all but one pass, or is as cheap as a chain of one."""
-        loss, cheapest = self._loss(tree), self._loss(ONE)
-        half = max(self._credit / 2, self._credit - 1)
-        return tree == OFF or loss <= half or (self._warm and loss <= min(cheapest, self._credit))
+    def _prudent(self, *trees: Tree) -> list[Tree]:
+        """The trees that leave half of the credit, or all but one pass, or are as cheap as a chain of one."""
+        most = max(self._credit / 2, self._credit - 1)
+        if self._warm:
+            most = max(most, min(self._loss(ONE), self._credit))
+        most = (1 + most) * self.costs.seconds(OFF)
+        return [tree for tree in trees if tree == OFF or self.costs.seconds(tree) <= most]
 
     def _first_loss(self) -> float:
         """What a chain of one that accepts nothing seems to lose, in plain passes; 0 before there was one."""
@@ -213,8 +221,9 @@ class Planner:
 
     def _choose(self) -> None:
         self._since_choice = 0
-        rates, options = self.statistics.rates(), [tree for tree in OPTIONS if self._prudent(tree)]
-        best = choose(OPTIONS, rates, self.costs.seconds, self._current)
+        options = self._prudent(*OPTIONS)
+        speeds = _speeds(OPTIONS, self.statistics.rates(), self.costs.seconds)
+        best = _fastest(OPTIONS, speeds, self._current)
         current = self._current if self._current in options else OFF
-        self._current = choose(options, rates, self.costs.seconds, current)
+        self._current = _fastest(options, speeds, current)
         self._wanted = None if best in options or self._current == OFF else best

@@ -121,7 +121,7 @@ def test_report_has_every_number_and_is_json(engine):
 def test_an_auto_reply_reports_what_was_learnt_and_the_shapes_used(engine, monkeypatch):
     # On a CPU by a clock on which every pass takes as long: a busy machine's own can make drafts look too dear to try.
     monkeypatch.setattr("fastqwen.engine.passes.time", SimpleNamespace(perf_counter=itertools.count().__next__))
-    report = engine.generate("a fox", settings=GREEDY, max_tokens=24, mtp="auto").report
+    report = engine.generate("a fox", settings=GREEDY, max_tokens=64, mtp="auto").report
     assert sum(report.shapes.values()) == report.verify_passes and set(report.shapes) - {"off"}
     rates, options = report.planner["rates"], report.planner["options"]
     assert [len(level) for level in rates] == [7] * 7 and all(0 <= rate <= 1 for level in rates for rate in level)
@@ -205,8 +205,8 @@ def test_load_refuses_what_no_checkpoint_takes_in_one_sentence(folder, options):
 
 def test_times_of_passes_whose_draws_the_host_makes_are_kept_apart(engine):
     """Such a draw is part of a verify pass: for other settings it would look slow, and drafts dear."""
-    costs = [engine._planner(SamplingSettings(top_k=top_k)).costs for top_k in (20, 40, 0, 1000)]
-    assert costs[0] is costs[1] is engine._planner(GREEDY).costs and costs[2] is costs[3] is not costs[0]
+    costs = [engine._planner(SamplingSettings(top_k=top_k), 64).costs for top_k in (20, 40, 0, 1000)]
+    assert costs[0] is costs[1] is engine._planner(GREEDY, 64).costs and costs[2] is costs[3] is not costs[0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="threads matter on a CPU only")
