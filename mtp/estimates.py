@@ -108,6 +108,8 @@ class Costs:
     The middle of the last nine measurements counts (the lower of two), and one alone does not: a first use is slow.
     """
 
+    EXPECTED = 3
+
     def __init__(self) -> None:
         self._samples: dict[tuple[str, int], deque[float]] = {}
         # By rows; by depth; and under 0 what the head takes to catch up, for one plain pass that it missed.
@@ -117,7 +119,10 @@ class Costs:
 
     def expect(self, *, verify_seconds: float, first_seconds: float, next_seconds: float) -> None:
         """What was measured before any reply, on a device where all rows cost about the same: a verify pass, the first
-        draft level, each further one. Holds until two passes of a size were observed."""
+        draft level, each further one. Holds until two passes of a size were observed; of a plain one it is as good as
+        EXPECTED observations, since everything is judged by that."""
+        if OFF.rows not in self._points["verify"]:
+            self._samples["verify", OFF.rows] = deque([verify_seconds] * self.EXPECTED, maxlen=9)
         for rows in (1, 2, SLOTS):
             self._points["verify"].setdefault(rows, verify_seconds)
         for depth in (1, 2):

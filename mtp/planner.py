@@ -3,6 +3,7 @@
 Nothing here changes the text: a tree only decides how many tokens a pass yields and how long it takes.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from .acceptance import Accepted
@@ -96,7 +97,8 @@ class Planner:
         self.costs = Costs() if costs is None else costs
         self._current = OFF
         self._wanted: Tree | None = None  # better, but more than credit allows
-        self._credit = self._stake = CREDIT * min(1.0, tokens / FIRST_PASSES)
+        self._credit = self._stake = CREDIT * min(1.0, (tokens - 1) / (FIRST_PASSES - 1))  # a prompt gives the first
+        self._flying: deque[float] = deque()  # what passes that were not observed yet may lose
         self._passes = self._drafted = 0  # in all, and with drafts
         self._early: list[tuple[Tree, int, int, float]] = []  # first passes: tree, missed, tokens, seconds
         self._since_choice = self._since_drafts = self._since_off = 0
@@ -107,7 +109,13 @@ class Planner:
             self._choose()
 
     def tree(self) -> Tree:
-        """The tree of the next pass."""
+        """The tree of the next pass; it may be asked for some passes before `observe` is told of the last one."""
+        tree = self._next_tree()
+        loss = self._loss(tree, self._since_drafts) if tree.depth and self._measured() else 0.0
+        self._flying.append(loss)
+        return tree
+
+    def _next_tree(self) -> Tree:
         # Everything is judged by the time of plain passes, so the first measurements of it are soon checked.
         check = EARLY_CHECK if not self._warm and self._drafted < EARLY_CHECKS * EARLY_CHECK else CHECK
         if not self.costs.known(OFF) or self._since_off >= check:
@@ -122,7 +130,7 @@ class Planner:
             if self._overdue(missed):
                 return ONE
             wanted = ONE
-        return wanted if self._affordable(wanted, missed) else OFF
+        return wanted if self._affordable(wanted, missed, sum(self._flying)) else OFF
 
     def observe(
         self, tree: Tree, accepted: Accepted, *, cut: bool, draft_seconds: float, verify_seconds: float
@@ -132,6 +140,8 @@ class Planner:
         cut: a stop token, the length or the capacity ended the walk, so its end is no miss.
         draft_seconds, verify_seconds: how long the two parts of this pass took.
         """
+        if self._flying:
+            self._flying.popleft()
         missed = self._since_drafts
         paid = 0 if tree.depth and self._overdue(missed) else missed
         self.costs.observe(tree, draft_seconds, verify_seconds, missed=missed)
@@ -179,8 +189,8 @@ class Planner:
     def _plain_passes(self, seconds: float) -> float:
         return seconds / self.costs.seconds(OFF)
 
-    def _affordable(self, tree: Tree, missed: int = 0) -> bool:
-        return tree == OFF or self._loss(tree, missed) <= self._credit
+    def _affordable(self, tree: Tree, missed: int = 0, flying: float = 0.0) -> bool:
+        return tree == OFF or self._loss(tree, missed) + flying <= self._credit
 
     def _loss(self, tree: Tree, missed: int = 0) -> float:
         """What a pass that accepts nothing loses, in plain passes."""

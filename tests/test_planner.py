@@ -133,6 +133,15 @@ def test_a_reply_of_few_tokens_stakes_no_more_than_three_percent_of_them(tokens)
         assert set(simulate(Planner(tokens=tokens), NEVER, machine, tokens)[1]) == {OFF}
 
 
+def test_passes_that_are_under_way_count_against_the_credit_of_the_next():
+    """A device works on one pass while the next is launched: two may be wrong before one is known to be."""
+    machine = MACHINES["GPU, rows are free"]
+    trees = [knowing(machine, tokens=16).tree, knowing(machine, tokens=8).tree, knowing(machine).tree]
+    asked = [[tree() for _ in range(20)] for tree in trees]
+    losses = [sum(sum(machine(tree)) - 1 for tree in some) for some in asked]
+    assert 0.1 < losses[0] < 0.03 * 16 and losses[1] < 0.03 * 8 and 0.5 < losses[2] < 1.2
+
+
 def test_a_reply_of_few_tokens_gains_by_drafts_that_are_right():
     for machine in [*MACHINES.values()][:2]:
         for rates, least in zip(TEXTS.values(), (1.9, 1.5, 1.25), strict=True):
