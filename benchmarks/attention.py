@@ -46,8 +46,10 @@ FORMS = {
     "late": {"EARLY": False},
     "blocks-2": {"BLOCKS": 2},
     "merge-2-blocks": {"MERGE_BLOCKS": 2},
-    "merge-2-blocks-16": {"MERGE_BLOCKS": 2, "MERGE_TURNS": 16},
+    "merge-9": {"MERGE_TURNS": 9},
+    "merge-2-blocks-17": {"MERGE_BLOCKS": 2, "MERGE_TURNS": 17},
     "wide-merge": {"MERGE_WARPS": 8},
+    "wide-merge-17": {"MERGE_WARPS": 8, "MERGE_TURNS": 17},
 }
 # Times of a block's steps; and wrong on purpose, without the loads after a part's first tile, products or both.
 PARTIAL = {

@@ -1,11 +1,12 @@
 """Whether every drafting setting writes the same token ids: the promise, swept over prompts and kinds of sampling.
 
 python -m fastqwen.benchmarks.same_text [--model demo] [--prompts 50] [--first 0] [--tokens 300] [--seconds S]
-    [--draft-rows N] [--top-k 40]
+    [--draft-rows N] [--top-k 40] [--past-stops]
 
 Off, auto, chains of 2 to 5 and ten random draft trees, each greedy and at temperatures 0.7 and 1.0 with top-k, top-p,
-min-p and both penalties on. `--draft-rows` drafts from a shortlist; with `--top-k 0` the host draws on a GPU. Prints a
-line of JSON with the number of replies, of tokens and of replies that differ from plain decoding's. Ends early after
+min-p and both penalties on. `--draft-rows` drafts from a shortlist; with `--top-k 0` the host draws on a GPU. With
+`--past-stops` no token ends a reply, so each has `--tokens` tokens unless the model's context ends it. Prints a line of
+JSON with the number of replies, of tokens and of replies that differ from plain decoding's. Ends early after
 `--seconds`, between two prompts, and says how many were done.
 """
 
@@ -70,13 +71,19 @@ def main():
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--draft-rows", type=int, default=0)
     parser.add_argument("--top-k", type=int, default=40)
+    parser.add_argument("--past-stops", action="store_true")
     arguments = parser.parse_args()
     engine = load(arguments.model, draft_rows=arguments.draft_rows)
+    if arguments.past_stops:
+        engine.tokenizer.stop_ids = ()  # what every reply reads at its start, for passes on a GPU too
     prompts = PROMPTS[arguments.first : arguments.first + arguments.prompts]
     found = sweep(
         engine, prompts=prompts, tokens=arguments.tokens, seconds=arguments.seconds, top_k=arguments.top_k
     )  # fmt: skip
-    options = {"draft_rows": arguments.draft_rows, "top_k": arguments.top_k}
+    options = {
+        "draft_rows": arguments.draft_rows, "top_k": arguments.top_k, "tokens_each": arguments.tokens,
+        "past_stops": arguments.past_stops,
+    }  # fmt: skip
     where = {"device": str(engine.device)}
     if engine.device.type == "cuda":
         from .timing import provenance

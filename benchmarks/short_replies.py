@@ -1,19 +1,26 @@
 """`auto` against `off` on short replies: whether looking for a better tree costs more than it brings.
 
-python -m fastqwen.benchmarks.short_replies [--model demo] [--prompts 30] [--lengths 16 32 64] [--repeats 5]
+python -m fastqwen.benchmarks.short_replies [--model demo | --shape 9b|27b|small] [--prompts 30] [--lengths 16 32 64]
+    [--repeats 5]
 
 Every reply is written with both, in turn, the same text; its decode time is the median of the repeats. "fresh": `auto`
 knows what an engine knows that has captured its passes, and nothing of earlier replies. "kept": it goes on through the
 prompts of a length, as in use. Prints the total times by length, their ratio, and the worst reply's ratio; the promise
-is that `auto` is never more than 3% slower. For the demo: demo model, synthetic text.
+is that `auto` is never more than 3% slower. For the demo: demo model, synthetic text. `--shape` writes a checkpoint of
+random weights to the system's temporary folder and reads the demo's tokens with it: no draft is ever right, the worst
+that can be.
 """
 
 import argparse
 import copy
 import json
+import tempfile
+from pathlib import Path
 from statistics import median
 
-from ..engine import SamplingSettings, load
+import torch
+
+from ..engine import SamplingSettings, load, resolve_path
 from .same_text import PROMPTS
 from .scripts import one_sentence
 
@@ -68,16 +75,32 @@ def measure(engine, knowledge, prompts, length: int, kind: str, repeats: int) ->
     return row
 
 
+def random_engine(shape: str, device: str):
+    """An engine over random weights whose replies do not end before their length."""
+    from .random_file import small_config, write_random_checkpoint
+    from .random_model import model_config
+
+    config = small_config() if shape == "small" else model_config(shape)
+    with tempfile.TemporaryDirectory(prefix="fastqwen-") as folder:
+        path = Path(folder) / "random.safetensors"
+        write_random_checkpoint(path, config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        engine = load(path, device=device, tokenizer=resolve_path("demo-bf16"))
+    engine.tokenizer.stop_ids = ()
+    return engine
+
+
 @one_sentence()
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--shape", choices=("9b", "27b", "small"), help="random weights of this size instead")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--lengths", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    engine = load(arguments.model, device=arguments.device)
+    name, device = arguments.shape or arguments.model, arguments.device
+    engine = random_engine(name, device) if arguments.shape else load(name, device=device)
     knowledge, rows = Knowledge(engine), []
     # Every fifth of the list, then the next: all kinds of text whatever number is taken.
     prompts = [prompt for start in range(5) for prompt in PROMPTS[start::5]][: arguments.prompts]
@@ -90,7 +113,7 @@ def main():
         from .timing import provenance
 
         where = provenance()
-    facts = {"what": "auto against off, short replies", "model": arguments.model, "prompts": len(prompts)}
+    facts = {"what": "auto against off, short replies", "model": name, "prompts": len(prompts)}
     print(json.dumps({**facts, "repeats": arguments.repeats, **where, "rows": rows}))
 
 

@@ -1,11 +1,13 @@
-"""Drafts accepted a pass by how many rows of the output head they may choose from.
+"""Drafts accepted a pass by how many rows of the output head they may choose from, and how these are kept.
 
-python -m fastqwen.benchmarks.shortlist [--model demo-bf16] [--rows 512 1024 2048 0] [--tokens 150] [--seeds 2]
+python -m fastqwen.benchmarks.shortlist [--model demo-bf16] [--rows 512 1024 2048 0] [--formats kept w4a8]
+    [--temperature 0 0.7] [--tokens 150] [--seeds 2]
 
 Chains of three drafts, by kind of text and temperature; 0 rows are all. "alone" leaves out the tokens of the prompt and
-the reply, so the control tokens and the first rows remain. Every text is checked to be that of plain decoding. For the
-demo, everything is demo model, synthetic text, and its vocabulary of 4,096 is small: it shows what is lost where, not
-how much a real head of 248,320 rows loses at a given number.
+the reply, so the control tokens and the first rows remain. "kept" is the head's own rows, a format a copy quantised to
+it. Every text is checked to be that of plain decoding. For the demo, everything is demo model, synthetic text, and its
+vocabulary of 4,096 is small: it shows what is lost where, not how much a real head of 248,320 rows loses at a given
+number.
 """
 
 import argparse
@@ -13,8 +15,11 @@ import json
 
 from ..engine import SamplingSettings, load
 from ..mtp.short_head import ShortHead
+from ..weights.quantize import FORMATS
 from .acceptance import KINDS, reply
 from .scripts import one_sentence
+
+KEPT = "kept"
 
 
 class FirstRows(ShortHead):
@@ -27,12 +32,31 @@ class FirstRows(ShortHead):
         pass
 
 
-def short_head(engine, rows: int, kind: type) -> ShortHead | None:
-    """The engine's output head cut to `rows` rows; None for 0."""
+def short_head(engine, rows: int, kind: type, format: str | None) -> ShortHead | None:
+    """The engine's output head cut to `rows` rows, 0 for all, and its copy in a format; None for the head as it is."""
+    if not rows and format is None:
+        return None
     tokenizer, trunk = engine.tokenizer, engine.trunk
     always = [tokenizer.token_id(name) for name in tokenizer.special_names]
-    vocab = min(tokenizer.size, engine.config.vocab_size)
-    return kind(trunk.head.matrices[0][0], rows, vocab=vocab, always=always, dtype=trunk.dtype) if rows else None
+    return kind(
+        trunk.head.matrices[0][0], rows or engine.config.vocab_size, vocab=engine.vocab, always=always, format=format,
+        dtype=trunk.dtype,
+    )  # fmt: skip
+
+
+def short_heads(engine, rows: list[int], formats: list[str]) -> dict[str, ShortHead | None]:
+    """The table's columns."""
+    variants = {}
+    for count in rows:
+        for name in formats:
+            column = str(count or "all")
+            if name != KEPT:
+                variants[f"{column} {name}"] = short_head(engine, count, ShortHead, name)
+                continue
+            variants[column] = short_head(engine, count, ShortHead, None)
+            if count:
+                variants[f"{column} alone"] = short_head(engine, count, FirstRows, None)
+    return variants
 
 
 def measure(engine, kind: str, temperature: float, variants: dict, tokens: int, seeds: int) -> dict:
@@ -63,16 +87,13 @@ def main():
     parser.add_argument("--model", default="demo-bf16")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rows", type=int, nargs="+", default=[512, 1024, 2048, 0])
+    parser.add_argument("--formats", nargs="+", choices=[KEPT, *FORMATS], default=[KEPT])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--tokens", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=2)
     arguments = parser.parse_args()
     engine = load(arguments.model, device=arguments.device)
-    variants = {}
-    for rows in arguments.rows:
-        variants[str(rows or "all")] = short_head(engine, rows, ShortHead)
-        if rows:
-            variants[f"{rows} alone"] = short_head(engine, rows, FirstRows)
+    variants = short_heads(engine, arguments.rows, arguments.formats)
     table = []
     for kind in KINDS:
         for temperature in arguments.temperature:

@@ -249,14 +249,14 @@ class Engine:
             self.mtp_head.short.begin(ids)
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
         drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k)
+        planner = self._chooser(mtp, settings, tokens=capacity - len(ids))
         model = self._shared_model(capacity, on_step) if len(stop_ids) <= STOPS else None
         if model is None:
-            session, drafter = Session(self.trunk, capacity), self._drafter(mtp, sampler, capacity)
+            session, drafter = Session(self.trunk, capacity), self._drafter(mtp, planner, sampler, capacity)
             return HostPasses(session, drafter, sampler, stop_ids=stop_ids, max_tokens=max_tokens)
         if not drawn:
             model.draw_on_host()
         model.state.reset()
-        planner = Fixed(OFF) if mtp == "off" else self._chooser(mtp, settings)
         return (DevicePasses if drawn else HostDrawnPasses)(
             model, Session(self.trunk, capacity, model.state), planner, settings, seed=sampler.seed,
             drafts=mtp != "off", stop_ids=stop_ids, max_tokens=max_tokens,
@@ -265,15 +265,14 @@ class Engine:
     def _shared_model(self, capacity, on_step):
         return self.memory.model_for(capacity, lambda done, total: on_step(Progress("prepare", done, total)))
 
-    def _chooser(self, mtp, settings):
+    def _chooser(self, mtp, settings, tokens):
         if mtp == "auto":
-            return self._planner(settings)
-        return Fixed(mtp if isinstance(mtp, Tree) else Tree.chain(int(mtp)))
+            return self._planner(settings, tokens)
+        return Fixed(OFF if mtp == "off" else mtp if isinstance(mtp, Tree) else Tree.chain(int(mtp)))
 
-    def _drafter(self, mtp, sampler, capacity):
+    def _drafter(self, mtp, planner, sampler, capacity):
         if mtp == "off":
             return NoDrafts()
-        planner = self._chooser(mtp, sampler.settings)
 
         def candidates(logits, text, count):
             history = torch.tensor(text, dtype=torch.long, device=logits.device)
@@ -281,11 +280,12 @@ class Engine:
 
         return HeadDrafts(self.mtp_head, self.trunk, planner, candidates, capacity)
 
-    def _planner(self, settings: SamplingSettings) -> Planner:
+    def _planner(self, settings: SamplingSettings, tokens: int) -> Planner:
         """One planner for a call; what was learnt of acceptance and cost is kept for settings like these."""
         kind = "greedy" if settings.is_greedy else settings
         drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k)
-        return Planner(self._statistics.setdefault(kind, Statistics()), self._costs if drawn else self._host_costs)
+        costs = self._costs if drawn else self._host_costs
+        return Planner(self._statistics.setdefault(kind, Statistics()), costs, tokens=tokens)
 
     def _call_notes(self, mtp):
         notes = []

@@ -8,8 +8,7 @@ import itertools
 import triton
 import triton.language as tl
 
-from ._attention_parts import part as part_of
-from ._attention_parts import parts_before
+from ._attention_parts import TILE, part_of, parts_before
 from ._attention_ptx import CONSTRAINTS as _CONSTRAINTS
 from ._attention_ptx import extent, program, shared_bytes
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
@@ -75,36 +74,29 @@ def _extent(p_control, TEXT: tl.constexpr):
 
 
 @triton.jit
-def _items(rows, last, KV_HEADS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """(parts, blocks of rows, parts of every head and block of rows)."""
-    parts = parts_before(last)
+def _items(rows, last, KV_HEADS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """(blocks of rows, parts of every head and block of rows)."""
     row_blocks = 1 if BLOCK_ROWS == 8 else tl.maximum((rows + BLOCK_ROWS - 1) // BLOCK_ROWS, 1)
-    return parts, row_blocks, parts * KV_HEADS * row_blocks
+    return row_blocks, parts_before(last, PARTS) * KV_HEADS * row_blocks
 
 
 @triton.jit
-def _item(item, parts, row_blocks, KV_HEADS: tl.constexpr):
-    """(block of rows, kv head, part) of an item; the last parts, which are long, come first."""
-    return item % row_blocks, item // row_blocks % KV_HEADS, parts - 1 - item // row_blocks // KV_HEADS
-
-
-@triton.jit
-def _ask_ahead(p_keys, p_values, at, start, stop, D: tl.constexpr, AHEAD: tl.constexpr):
+def _ask_ahead(p_keys, p_values, at, tiles, D: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr):
     """Asks for the first AHEAD tiles of a part, whose slots start at `at`, into the L2: harmless wherever that is."""
-    thread = tl.inline_asm_elementwise(_THREAD, "=r,r", [start], dtype=tl.int32, is_pure=True, pack=1)
+    thread = tl.inline_asm_elementwise(_THREAD, "=r,r", [tiles], dtype=tl.int32, is_pure=True, pack=1)
     for tile in tl.static_range(AHEAD):
-        if start + tile * 64 < stop:
-            line = (at + tile * 64) * D + thread * (D // 2)
+        if tile < tiles:
+            line = (at + tile * (PARTS * TILE)) * D + thread * (D // 2)
             tl.inline_asm_elementwise(
                 _ASK, "=r,l,l", [p_keys + line, p_values + line], dtype=tl.int32, is_pure=False, pack=1
             )
 
 
-@triton.jit(do_not_specialize=["slots", "max_parts"])
+@triton.jit(do_not_specialize=["slots", "places"])
 def decode_attention_block_kernel(
-    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, D: tl.constexpr, FORM: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr, SHARED_TILES: tl.constexpr,
+    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, places,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    FORM: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr, SHARED_TILES: tl.constexpr,
 ):  # fmt: skip
     """As decode_attention_parts_kernel, which other caches and GPUs take; FORM is a text's index.
 
@@ -125,21 +117,21 @@ def decode_attention_block_kernel(
     going = item >= 0
     while going:
         last = tl.minimum(last, slots)  # it may be another cache's, as long as it is early
-        parts, row_blocks, items = _items(rows, last, KV_HEADS, BLOCK_ROWS)
+        row_blocks, items = _items(rows, last, KV_HEADS, BLOCK_ROWS, PARTS)
         taken = item * 0
         if item < items:
-            row_block, kv_head, part = _item(item, parts, row_blocks, KV_HEADS)
-            first_row = row_block * BLOCK_ROWS
-            start, part_length = part_of(part)
-            stop = tl.minimum(start + part_length, last)
+            first_row = item % row_blocks * BLOCK_ROWS
+            kv_head = item // row_blocks % KV_HEADS
+            part = item // row_blocks // KV_HEADS
+            start, tiles = part_of(part, last, PARTS)
             at = kv_head.to(tl.int64) * slots + start
-            cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
+            cell = (kv_head.to(tl.int64) * places + part) * (8 * GROUP) + first_row * GROUP
             columns = tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP
             if DEPENDENT and EARLY:  # noqa: SIM102 (decided when compiled)
                 # Asked of the item, not of a flag that the first turn clears: a compiler gives a turn that it knows to
                 # be the first a copy of the text, and the copy shared memory of its own.
                 if item == tl.program_id(0):
-                    _ask_ahead(p_keys, p_values, at, start, stop, D, AHEAD)
+                    _ask_ahead(p_keys, p_values, at, tiles, D, PARTS, AHEAD)
             taken = tl.inline_asm_elementwise(
                 PROGRAMS[FORM], CONSTRAINTS,
                 [
@@ -148,7 +140,7 @@ def decode_attention_block_kernel(
                     (p_value_scales + at).to(tl.int64), (p_q + first_row * ROW + kv_head * (GROUP * D)).to(tl.int64),
                     (p_peak + cell).to(tl.int64), (p_total + cell).to(tl.int64), (p_acc + cell * D).to(tl.int64),
                     p_counter.to(tl.int64), p_control.to(tl.int64),
-                    start, stop, length, rows, last, first_row, columns, (items > blocks).to(tl.int32),
+                    start, tiles, PARTS * TILE, length, rows, last, first_row, columns, (items > blocks).to(tl.int32),
                     GROUP, 65536 // GROUP + 1, 2 * ROW,
                 ],
                 dtype=tl.int32, is_pure=False, pack=1,

@@ -1,44 +1,24 @@
-"""Which slots a part of kernels/attention.py's table holds, for kernels. Imported only with Triton."""
+"""How tiles are dealt out to the parts of kernels/decode_attention.py, for kernels. Imported only with Triton."""
 
 import triton
 import triton.language as tl
 
-from .attention import LONG_PART, PART_ENDS
+from .attention_control import TILE as _TILE
 
-# The part table by level: the position a level starts at, the length of its parts, the index of its first part.
-_STARTS, _LENGTHS, _FIRSTS = [0], [], [0]
-for _end, _length in PART_ENDS:
-    _LENGTHS.append(_length)
-    _FIRSTS.append(_FIRSTS[-1] + (_end - _STARTS[-1]) // _length)
-    _STARTS.append(_end)
-_LENGTHS.append(LONG_PART)
-LEVELS = tl.constexpr(len(_STARTS))
-STARTS = tl.constexpr(tuple(_STARTS))
-LENGTHS = tl.constexpr(tuple(_LENGTHS))
-FIRSTS = tl.constexpr(tuple(_FIRSTS))
+TILE = tl.constexpr(_TILE)
 
 
 @triton.jit
-def parts_before(position):
-    """How many parts hold a position below `position`."""
-    count = position * 0
-    for level in tl.static_range(LEVELS):
-        here = FIRSTS[level] + (position - STARTS[level] + LENGTHS[level] - 1) // LENGTHS[level]
-        count = tl.where(position > STARTS[level], here, count)
-        if level + 1 < LEVELS:
-            count = tl.minimum(count, FIRSTS[level + 1])
-    return count
+def parts_before(position, PARTS: tl.constexpr):
+    """How many parts have a slot below `position`: the first ones."""
+    return tl.minimum((position + TILE - 1) // TILE, PARTS)
 
 
 @triton.jit
-def part(index):
-    """(first position, length) of a part."""
-    start = index * 0
-    length = index * 0
-    for level in tl.static_range(LEVELS):
-        start = tl.where(index >= FIRSTS[level], STARTS[level] + (index - FIRSTS[level]) * LENGTHS[level], start)
-        length = tl.where(index >= FIRSTS[level], LENGTHS[level], length)
-    return start, length
+def part_of(index, last, PARTS: tl.constexpr):
+    """(first slot, tiles) of a part, of the slots below `last`; at least one of them is the part's."""
+    start = index * TILE
+    return start, (last - start + (PARTS * TILE - 1)) // (PARTS * TILE)
 
 
 @triton.jit

@@ -7,8 +7,10 @@ tiles in shared memory (kernels/_attention_ptx_ring.py). kernels/_attention_ptx_
 scores, weights and sums.
 
 Between two barriers a warp works on three tiles, sums of one, weights of the next and scores of the one after, so that
-there is one barrier a tile and no step waits for the one before. All that a part needs is asked for before anything is
-waited for, and where it lies is found before the kernels before are.
+there is one barrier a tile and no step waits for the one before. Where a part lies is found before the kernels before
+are waited for. Queries are asked for first, since most is to be done with them, then the first keys; staged, everything
+else after the queries have come, or it would keep other blocks' first keys waiting. From a part's tile to its next is a
+`stride` of slots.
 
 Plain Python; kernels/_attention_block_kernel.py has Triton place the text in a kernel.
 """
@@ -20,7 +22,9 @@ from ._attention_ptx_ring import ALIGN, Ring
 from ._attention_ptx_tile import WARPS, Tile
 
 POINTERS = ("pk", "pv", "pks", "pvs", "pq", "ppeak", "ptotal", "pacc", "pcounter", "pcontrol")
-NUMBERS = ("start", "stop", "length", "rows", "end", "first", "columns", "take", "group", "inverse", "rowbytes")
+NUMBERS = (
+    "start", "left", "stride", "length", "rows", "end", "first", "columns", "take", "group", "inverse", "rowbytes",
+)  # fmt: skip
 LEAST = -(2.0**100)  # where a maximum starts
 CONSTRAINTS = "=&r," + "l," * len(POINTERS) + ",".join("r" * len(NUMBERS))
 
@@ -81,12 +85,10 @@ class _Block(Tile):
         """Registers, and where a lane's keys, values and scales lie."""
         self.reg("b64", "kptr", "vptr", "ksptr", "vsptr", "at")
         self.reg("b32", "tid", "warp", "lane", "g", "t", "u", "v", "w", "base", "mask", "bias", "zero", "other")
-        self.reg(
-            "b32", "qa", "pw", "pr", "mw", "mr", "sa", "pw2", "pr2", "mw2", "mr2", "tile", "left", "slot", "keyleft"
-        )
-        self.reg("b32", "valueleft", "scaleslot", "tileend")
-        self.reg("pred", "p", "r", "p0", "p1", "p2", "live", "never")
-        self.reg("f32", "fzero")
+        self.reg("b32", "qa", "pw", "pr", "mw", "mr", "sa", "pw2", "pr2", "mw2", "mr2", "slot", "keyleft", "valueleft")
+        self.reg("b32", "scaleslot", "tileend", "columnlane")
+        self.reg("pred", "p", "r", "p0", "p1", "p2", "live", "never", "steady")
+        self.reg("f32", "fzero", "peak", "shrink")
         self.op("mov.f32 fzero, 0f00000000;")
         self.reg("b32", "next", "sink")
         self.op("mov.b32 sink, 0;")
@@ -97,8 +99,7 @@ class _Block(Tile):
             "mov.u32 tid, %tid.x;", "and.b32 lane, tid, 31;", "shr.u32 warp, tid, 5;",
             "shr.u32 g, lane, 2;", "and.b32 t, lane, 3;",
             "mov.b32 mask, 0x00ff00ff;", "mov.b32 bias, 0x64806480;", "mov.b32 zero, 0;", "mov.b32 other, 0;",
-            "sub.u32 left, stop, start;", "add.u32 left, left, 63;", "shr.u32 left, left, 6;",
-            "mov.b32 keyleft, left;", "mov.b32 valueleft, left;", "mov.b32 tile, start;",
+            "mov.b32 keyleft, left;", "mov.b32 valueleft, left;", f"add.u32 tileend, start, {control.TILE};",
             # keys: byte (16 w + g) D + 16 t; values: t D + w D / 4 + g D / 32
             "mad.lo.u32 u, warp, 16, g;", f"mul.lo.u32 v, u, {self.dim};", "mad.lo.u32 v, t, 16, v;",
             "cvt.u64.u32 at, v;", "add.u64 kptr, pk, at;",
@@ -109,7 +110,7 @@ class _Block(Tile):
         )  # fmt: skip
 
     def prologue(self):
-        """Asks for the first tile, puts queries and what columns see into shared memory."""
+        """Asks for the first tiles, puts queries and what columns see into shared memory."""
         self.operands()
         self.find_shared()
         self.addresses()
@@ -123,20 +124,20 @@ class _Block(Tile):
         if self.dependent:
             self.op("griddepcontrol.wait;")
         self.stamp("waited")
+        self.load_queries()
         self.first_loads()
         self.stamp("loads")
         self.op("bar.sync 0;")  # so that no load is put off until after something else has come
         asked, found = extent("pcontrol", "ca")
         if self.dependent:
             self.op(asked)
-        self.load_queries()
         self.store_queries()
+        self.later_loads()
         if self.dependent:
             self.op(found)
         for register in self.by_column("total"):
             self.op(f"mov.f32 {register}, 0f00000000;")
-        for register in self.by_column("peak"):  # below all scores and finite: a difference of two infinities is none
-            self.op(f"mov.f32 {register}, {_float(LEAST)};")
+        self.op(f"mov.f32 peak, {_float(LEAST)};")  # finite: a difference of two infinities is none
         for i in range(2 * self.x):
             for n in range(self.n):
                 self.op(*(f"mov.f32 {register}, 0f00000000;" for register in self.acc(i, n)))
@@ -169,7 +170,8 @@ class _Block(Tile):
             "and.b32 u, g, 1;", "shr.u32 v, g, 1;", "and.b32 v, v, 1;", "mad.lo.u32 u, u, 2, v;", "shr.u32 v, g, 2;",
             "mad.lo.u32 v, t, 2, v;", "mad.lo.u32 u, u, 8, v;", f"setp.lt.u32 live, u, {8 * self.n};",
             "mad.lo.u32 u, u, 4, warp;", "mad.lo.u32 mw, u, 4, base;", f"add.u32 mw, mw, {self.m_at};",
-            "mad.lo.u32 mr, t, 32, base;", f"add.u32 mr, mr, {self.m_at};",
+            "mad.lo.u32 mr, lane, 16, base;", f"add.u32 mr, mr, {self.m_at};",
+            "mul.lo.u32 columnlane, t, 2;",
             "mad.lo.u32 sa, t, 8, base;", f"add.u32 sa, sa, {self.seen_at};",
         )  # fmt: skip
         for name, size in (("pw", 1024 * self.n), ("pr", 1024 * self.n), ("mw", 512), ("mr", 512)):
@@ -347,14 +349,11 @@ class _Block(Tile):
             f"@p ld.shared.v4.f32 {{{', '.join(maxima)}}}, [u+{self.total_at}];",
             "add.f32 m_0, m_0, m_1;", "add.f32 m_2, m_2, m_3;", "add.f32 m_0, m_0, m_2;",
             "mul.wide.u32 at, tid, 4;", "add.u64 at, ptotal, at;", "@p st.global.f32 [at], m_0;",
-            "mul.wide.u32 at, t, 8;", "add.u64 at, ppeak, at;", "setp.eq.u32 r, warp, 1;",
-            "setp.eq.and.u32 r, g, 0, r;",
+            "mul.wide.u32 at, lane, 4;", "add.u64 at, ppeak, at;", "setp.eq.u32 r, warp, 1;",
+            "setp.lt.and.u32 r, lane, columns, r;",
+            f"setp.eq.f32 p, peak, {_float(LEAST)};", "selp.f32 peak, 0fFF800000, peak, p;",
+            "@r st.global.f32 [at], peak;",
         )  # fmt: skip
-        for i, peak in enumerate(self.by_column("peak")):
-            column = 8 * (i // 2) + i % 2
-            self.op(f"setp.eq.f32 p, {peak}, {_float(LEAST)};", f"selp.f32 {peak}, 0fFF800000, {peak}, p;")
-            self.op(f"mad.lo.u32 u, t, 2, {column};", "setp.lt.and.u32 p, u, columns, r;")
-            self.op(f"@p st.global.f32 [at+{4 * column}], {peak};")
         # Word x of lane g of warp w: (w X + x) 32 + 4 g.
         self.op(f"mul.lo.u32 u, t, {8 * self.dim};", f"mad.lo.u32 u, warp, {self.dim}, u;", "mad.lo.u32 u, g, 16, u;")
         self.op("cvt.u64.u32 at, u;", "add.u64 at, pacc, at;")

@@ -9,7 +9,8 @@ Scores are products of the four warps together: of a warp's 16 slots, keys from 
 which the matrix unit reads in shared memory by itself, 16 channels of 8 columns side by side. A warp goes on meanwhile.
 """
 
-from ._attention_ptx_tile import TILE, WARPS, Tile
+from ._attention_ptx_tile import WARPS, Tile
+from .attention_control import TILE
 
 KEYS, VALUES = 2, 3  # tiles in the rings
 ALIGN = 256
@@ -84,8 +85,10 @@ class Ring(Tile):
     def first_loads(self):
         self.op("bar.sync 0;")  # a slower warp may still read the last values of the part before
         self.copy_keys()
-        self.request()
         self.load_scales()
+
+    def later_loads(self):
+        self.request()
 
     def request(self):
         """The keys of the next tile but one and the values of the next, each a request of its own."""
@@ -95,7 +98,7 @@ class Ring(Tile):
         self.copy_keys()
         self.copy("valueto", "vptr")
         self.op(
-            f"add.u64 vptr, vptr, {TILE * self.dim};", f"add.u32 toslot, toslot, {TILE * self.dim};",
+            f"mad.wide.u32 vptr, stride, {self.dim}, vptr;", f"add.u32 toslot, toslot, {TILE * self.dim};",
             f"add.u32 valueto, valueto, {TILE * self.dim};", f"setp.eq.u32 p, toslot, {VALUES * TILE * self.dim};",
             f"@p sub.u32 valueto, valueto, {VALUES * TILE * self.dim};", "@p mov.b32 toslot, 0;",
         )  # fmt: skip
@@ -103,7 +106,7 @@ class Ring(Tile):
     def copy_keys(self):
         self.op("setp.gt.u32 p2, keyleft, 0;")
         self.copy("keyto", "kptr", "@p2 ")
-        self.op(f"add.u64 kptr, kptr, {TILE * self.dim};", "@p2 sub.u32 keyleft, keyleft, 1;")
+        self.op(f"mad.wide.u32 kptr, stride, {self.dim}, kptr;", "@p2 sub.u32 keyleft, keyleft, 1;")
         self.flip("keyto")
 
     def copy(self, to, source, guard=""):

@@ -12,7 +12,7 @@ Lane 4 g + t holds, of a product of 16 x 8 outputs, rows g and g + 8 and columns
     sums     channels (D / 4) w + (D / 32) g + 4 x + c of its word x are row g (c even) or g + 8 of product 2 x + c / 2
 """
 
-WARPS, TILE = 4, 64
+WARPS = 4
 # Where a block's time is taken in nanoseconds, the last three for the part's last tile; and, in cycles, where that of a
 # turn of the loop is taken, the last one's staying.
 STAMPS = ("ready", "waited", "loads", "queries", "scores", "weights", "sums", "stored")
@@ -96,6 +96,9 @@ class Tile:
         self.load_scales()
         self.load_values(range(4))
 
+    def later_loads(self):
+        """Asks for what is wanted after the first scores, where `first_loads` does not."""
+
     def request(self):
         """Asks for more, where that is not done as soon as registers are free."""
 
@@ -119,13 +122,14 @@ class Tile:
                 self.op(f"{guard}ld.global.L1::no_allocate.{kind} {{{', '.join(words)}}}, [vptr+{at}];")
 
     def load_scales(self):
-        """Of the slots 16 w + g and + 8 of the tile at `scaleslot`; zeros from `stop` on."""
+        """Of the slots 16 w + g and + 8 of the tile at `scaleslot`; zeros from `end` on."""
         scales = self.reg("f32", "ks_0", "ks_1", "vs_0", "vs_1")
-        self.op("setp.lt.u32 p0, scaleslot, stop;", "add.u32 u, scaleslot, 8;", "setp.lt.u32 p1, u, stop;")
+        self.op("setp.lt.u32 p0, scaleslot, end;", "add.u32 u, scaleslot, 8;", "setp.lt.u32 p1, u, end;")
         self.op(*(f"mov.f32 {scale}, 0f00000000;" for scale in scales))
         for i, (scale, pointer) in enumerate(zip(scales, ("ksptr", "ksptr", "vsptr", "vsptr"), strict=True)):
             self.op(f"@p{i % 2} ld.global.b32 {scale}, [{pointer}+{32 * (i % 2)}];")
-        self.op("add.u32 scaleslot, scaleslot, 64;", "add.u64 ksptr, ksptr, 256;", "add.u64 vsptr, vsptr, 256;")
+        self.op("add.u32 scaleslot, scaleslot, stride;", "mad.wide.u32 ksptr, stride, 4, ksptr;")
+        self.op("mad.wide.u32 vsptr, stride, 4, vsptr;")
 
     def pairs(self, target, first, second, selector):
         """Two codes as a pair in fp16, exactly: the bytes code + 128 of 1024 + code + 128, less 1152."""
@@ -163,7 +167,7 @@ class Tile:
 
     def ask_scores(self):
         """Multiplies the next tile's keys by both digits of the queries, exactly, in int32. Asks for the keys after."""
-        self.op("setp.gt.u32 p2, keyleft, 1;", f"add.u64 kptr, kptr, {TILE * self.dim};")
+        self.op("setp.gt.u32 p2, keyleft, 1;", f"mad.wide.u32 kptr, stride, {self.dim}, kptr;")
         for j in range(self.j):
             keys = [self.key(half, j) for half in range(2)]
             if "scores" in self.without:
@@ -222,8 +226,9 @@ class Tile:
         self.load_scales()
         seen, all_seen = self.reg("b32", "seen_0", "seen_1"), self.label()
         self.op(
-            "add.u32 tile, tile, 64;", "setp.le.u32 p, tile, length;", "mov.b32 w, slot;", "add.u32 slot, slot, 64;"
-        )
+            "setp.le.u32 p, tileend, length;", "add.u32 tileend, tileend, stride;",
+            "mov.b32 w, slot;", "add.u32 slot, slot, stride;",
+        )  # fmt: skip
         self.op(f"@p bra {all_seen};", "add.u32 v, w, 8;")
         for n in range(self.n):
             self.op(f"ld.shared.v2.b32 {{{', '.join(seen)}}}, [sa+{32 * n}];")
@@ -232,53 +237,67 @@ class Tile:
         self.op(f"{all_seen}:")
 
     def weights(self):
-        """Of the tile whose maxima all warps have left, in fp16 into shared memory; the running maximum and sum."""
-        columns = list(
-            enumerate(zip(self.by_column("peak"), self.by_column("total"), self.by_column("shrink"), strict=True))
-        )
-        for some in (columns[: self.n], columns[self.n :]):  # side by side, so that one waits while another works
-            steps = [self.weights_of(i, *names) for i, names in some]
-            for lines in zip(*steps, strict=True):
+        """Of the tile whose maxima all warps have left, in fp16 into shared memory; the running maximum and sum.
+
+        Lane c has the running maximum of column c.
+        """
+        m = self.reg("f32", *(f"m_{warp}" for warp in range(WARPS)))
+        self.op(
+            f"ld.shared.v4.f32 {{{', '.join(m)}}}, [mr];",
+            "max.f32 m_0, m_0, m_1;", "max.f32 m_2, m_2, m_3;", "max.f32 m_0, m_0, m_2;", "max.f32 m_0, m_0, peak;",
+            "sub.f32 shrink, peak, m_0;", "ex2.approx.ftz.f32 shrink, shrink;", "mov.f32 peak, m_0;",
+            "setp.eq.f32 steady, shrink, 0f3F800000;", f"setp.ge.or.u32 steady, lane, {8 * self.n}, steady;",
+            "vote.sync.all.pred steady, steady, 0xffffffff;",
+        )  # fmt: skip
+        columns = list(enumerate(zip(self.of_columns("peak"), self.by_column("total"), strict=True)))
+        steps = [self.weights_of(i, *names) for i, names in columns]
+        same = self.label()
+        self.op(f"@steady bra {same};")
+        for shrink, total in zip(self.of_columns("shrink"), self.by_column("total"), strict=True):
+            self.op(f"mul.f32 {total}, {total}, {shrink};")
+        self.op(f"{same}:")
+        for some in (steps[: self.n], steps[self.n :]):  # side by side, so that one waits while another works
+            for lines in zip(*some, strict=True):
                 self.op(*lines)
         self.flip("mr")
         self.flip("pw")
 
-    def weights_of(self, i, peak, total, shrink):
+    def of_columns(self, name):
+        """What the lanes of its columns have of `name`, for each of a lane's columns."""
+        found = self.reg("f32", *(f"{name}_{i}" for i in range(2 * self.n)))
+        for i, register in enumerate(found):
+            self.op(f"add.u32 u, columnlane, {8 * (i // 2) + i % 2};")
+            self.op(f"shfl.sync.idx.b32 {register}, {name}, u, 31, 0xffffffff;")
+        return found
+
+    def weights_of(self, i, peak, total):
         """The steps of one column of a lane."""
         n, e = divmod(i, 2)
         s_low, s_high = self.s(n)[e], self.s(n)[2 + e]
-        m = self.reg("f32", *(f"m_{i}_{warp}" for warp in range(WARPS)))
         low, high = self.reg("f32", f"low_{i}", f"high_{i}")
         packed = self.reg("b32", f"packed_{i}")
         return (
-            f"ld.shared.v4.f32 {{{', '.join(m)}}}, [mr+{128 * n + 16 * e}];",
-            f"max.f32 {m[0]}, {m[0]}, {m[1]};",
-            f"max.f32 {m[2]}, {m[2]}, {m[3]};",
-            f"max.f32 {m[0]}, {m[0]}, {m[2]};",
-            f"max.f32 {m[0]}, {m[0]}, {peak};",
-            f"sub.f32 {low}, {s_low}, {m[0]};",
-            f"sub.f32 {high}, {s_high}, {m[0]};",
+            f"sub.f32 {low}, {s_low}, {peak};",
+            f"sub.f32 {high}, {s_high}, {peak};",
             f"ex2.approx.ftz.f32 {low}, {low};",
             f"ex2.approx.ftz.f32 {high}, {high};",
-            f"sub.f32 {shrink}, {peak}, {m[0]};",
-            f"ex2.approx.ftz.f32 {shrink}, {shrink};",
-            f"mov.f32 {peak}, {m[0]};",
-            f"mul.f32 {total}, {total}, {shrink};",
             f"fma.rn.f32 {total}, {low}, inverse_0, {total};",
             f"fma.rn.f32 {total}, {high}, inverse_1, {total};",
             f"mul.f32 {low}, {low}, mantissa_0;",
             f"mul.f32 {high}, {high}, mantissa_1;",
             f"cvt.rn.f16x2.f32 {packed}, {high}, {low};",
-            f"st.shared.b32 [pw+{256 * n + 32 * e}], {packed};",
+            f"st.shared.b32 [pw+{self.weight_at(n, e)}], {packed};",
         )
+
+    def weight_at(self, n, e):
+        """Where the weights of column 8 n + e + 2 t go, behind `pw`."""
+        return 256 * n + 32 * e
 
     def shrink(self):
         """Brings the sums under the running maximum that the last weights are of."""
         same = self.label()
-        shrinks = self.by_column("shrink")
-        self.op(f"setp.eq.f32 p, {shrinks[0]}, 0f3F800000;")
-        self.op(*(f"setp.eq.and.f32 p, {shrink}, 0f3F800000, p;" for shrink in shrinks[1:]))
-        self.op("vote.sync.all.pred p, p, 0xffffffff;", f"@p bra {same};")
+        self.op(f"@steady bra {same};")
+        shrinks = self.of_columns("shrink")
         for i in range(2 * self.x):
             for n in range(self.n):
                 for c, acc in enumerate(self.acc(i, n)):
@@ -304,7 +323,7 @@ class Tile:
 
     def begin_values(self):
         """p2: whether a tile follows, to which vptr is moved on."""
-        self.op("setp.gt.u32 p2, valueleft, 1;", f"add.u64 vptr, vptr, {TILE * self.dim};")
+        self.op("setp.gt.u32 p2, valueleft, 1;", f"mad.wide.u32 vptr, stride, {self.dim}, vptr;")
         self.op("sub.u32 valueleft, valueleft, 1;")
 
     def values(self, s):

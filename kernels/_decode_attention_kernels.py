@@ -12,12 +12,9 @@ from ._attention_fragments import (
     store_sums,
     value_fragments,
 )
-from ._attention_parts import exponent, parts_before
-from ._attention_parts import part as part_of
+from ._attention_parts import TILE, exponent, part_of, parts_before
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
 from ._float_products import dot
-
-WIDE = tl.constexpr(256)  # parts whose maxima and sums of weights are loaded at once: all of 278,528 slots
 
 
 @triton.jit
@@ -69,23 +66,23 @@ def _load_values(p_values, p_scales, slot, last, T: tl.constexpr, D: tl.constexp
 
 @triton.jit
 def _attend(
-    p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
+    p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, last, k, ks, v, v_odd, vs, peak, total, acc,
     T: tl.constexpr, D: tl.constexpr, M: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr,
-    PRECISION: tl.constexpr, FAST: tl.constexpr, BY_WARP: tl.constexpr,
+    PRECISION: tl.constexpr, FAST: tl.constexpr, BY_WARP: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """One tile. Words are already loaded and the next ones asked for as soon as registers are free for them."""
+    """T slots. Words come by whole tiles, are loaded already, the next ones asked for as soon as registers are free."""
     INT8: tl.constexpr = p_k.dtype.element_ty == tl.int8
     WORDS: tl.constexpr = INT8 and D >= 128
     if not WORDS:
-        k, ks = _load_keys(p_k, p_ks, t, stop, T, D)
-        v, v_odd, vs = _load_values(p_v, p_vs, t, stop, T, D, BY_WARP)
+        k, ks = _load_keys(p_k, p_ks, t, last, T, D)
+        v, v_odd, vs = _load_values(p_v, p_vs, t, last, T, D, BY_WARP)
     keys = key_fragments(k, T, D, FAST) if WORDS else k.to(KIND)
     s = dot(keys, q_high, tl.zeros((T, M), tl.float32), PRECISION)
     if SPLIT_Q:
         s = dot(keys, q_low, s, PRECISION)
     step = ks * (1.4426950408889634 / D**0.5)
     if WORDS:
-        k, ks = _load_keys(p_k, p_ks, t + T, stop, T, D)
+        k, ks = _load_keys(p_k, p_ks, t + STRIDE, last, T, D)
     if not INT8:  # noqa: SIM102 (decided when compiled, the other one is not)
         if t + T > length:
             # A draft's value that is no number must not reach the rows that do not see it: 0 * NaN is NaN.
@@ -104,7 +101,7 @@ def _attend(
     p = p * mantissa[:, None]
     if WORDS:
         values = value_fragments(v, v_odd, T, D, FAST, BY_WARP)
-        v, v_odd, vs = _load_values(p_v, p_vs, t + T, stop, T, D, BY_WARP)
+        v, v_odd, vs = _load_values(p_v, p_vs, t + STRIDE, last, T, D, BY_WARP)
         if BY_WARP:
             # Each warp multiplies its own channels. Triton takes mma.sync for three axes; with two it takes Hopper's
             # wgmma, for which the weights in shared memory must be fenced, and that fence waits for the loads of the
@@ -118,18 +115,19 @@ def _attend(
     return k, ks, v, v_odd, vs, new_peak, total, acc
 
 
-@triton.jit(do_not_specialize=["slots", "max_parts"])
+@triton.jit(do_not_specialize=["slots", "places"])
 def decode_attention_parts_kernel(
-    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, max_parts,
+    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, slots, places,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
-    T: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, PARTS: tl.constexpr, KIND: tl.constexpr, SPLIT_Q: tl.constexpr, PRECISION: tl.constexpr,
     FAST: tl.constexpr, BY_WARP: tl.constexpr, INTERPRETED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Blocks take (part, kv head, block of rows), the last parts first: they are the long ones.
+    """Blocks take (part, kv head, block of rows).
 
     KIND is what is multiplied, fp16 for int8 and else fp32; SPLIT_Q: queries as the sum of two of it.
     """
     WORDS: tl.constexpr = p_keys.dtype.element_ty == tl.int8 and D >= 128
+    STRIDE: tl.constexpr = PARTS * TILE
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -139,7 +137,7 @@ def decode_attention_parts_kernel(
     length = tl.load(p_control + LENGTH)
     rows = tl.minimum(tl.load(p_control + ROWS), 8)
     last = tl.max(tl.where(o_slot < rows, length + tl.load(p_control + DEPTHS + o_slot), 0), 0)
-    parts = parts_before(last)
+    parts = parts_before(last, PARTS)
     row_blocks = 1 if BLOCK_ROWS == 8 else (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
     items = parts * KV_HEADS * row_blocks
     item = tl.program_id(0)
@@ -147,16 +145,15 @@ def decode_attention_parts_kernel(
     while item < items:
         first_row = item % row_blocks * BLOCK_ROWS
         kv_head = item // row_blocks % KV_HEADS
-        part = parts - 1 - item // row_blocks // KV_HEADS
-        start, part_length = part_of(part)
-        stop = tl.minimum(start + part_length, last)
+        part = item // row_blocks // KV_HEADS
+        start, tiles = part_of(part, last, PARTS)
         head = kv_head.to(tl.int64) * slots
         p_k = p_keys + head * D
         p_v = p_values + head * D
         p_ks = p_key_scales + head
         p_vs = p_value_scales + head
-        k, ks = _load_keys(p_k, p_ks, start, stop, T, D)
-        v, v_odd, vs = _load_values(p_v, p_vs, start, stop, T, D, BY_WARP)
+        k, ks = _load_keys(p_k, p_ks, start, last, T, D)
+        v, v_odd, vs = _load_values(p_v, p_vs, start, last, T, D, BY_WARP)
         o_row = first_row + o_m // GROUP
         m_live = (o_m < BLOCK_ROWS * GROUP) & (o_row < rows)
         seen = tl.where(m_live, length + tl.load(p_control + DEPTHS + o_row, mask=m_live, other=0), 0)  # [M]
@@ -173,26 +170,28 @@ def decode_attention_parts_kernel(
         total = tl.zeros((T // 16, 8, M), tl.float32)
         acc = tl.zeros((4, D // 4, M) if WORDS and BY_WARP else (D, M), tl.float32)
         if INTERPRETED:  # has no range of values from memory
-            t = start
-            while t < stop:
+            behind = tiles * 0
+            while behind < tiles * TILE:
+                t = start + behind + behind // TILE * (STRIDE - TILE)
                 k, ks, v, v_odd, vs, peak, total, acc = _attend(
-                    p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
-                    T, D, M, KIND, SPLIT_Q, PRECISION, FAST, BY_WARP,
+                    p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, last, k, ks, v, v_odd, vs, peak, total, acc,
+                    T, D, M, KIND, SPLIT_Q, PRECISION, FAST, BY_WARP, STRIDE,
                 )  # fmt: skip
-                t += T
+                behind += T
         else:
-            for t in tl.range(start, stop, T, num_stages=1):
+            for behind in tl.range(0, tiles * TILE, T, num_stages=1):
+                t = start + behind + behind // TILE * (STRIDE - TILE)
                 k, ks, v, v_odd, vs, peak, total, acc = _attend(
-                    p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, stop, k, ks, v, v_odd, vs, peak, total, acc,
-                    T, D, M, KIND, SPLIT_Q, PRECISION, FAST, BY_WARP,
+                    p_k, p_v, p_ks, p_vs, q_high, q_low, seen, length, t, last, k, ks, v, v_odd, vs, peak, total, acc,
+                    T, D, M, KIND, SPLIT_Q, PRECISION, FAST, BY_WARP, STRIDE,
                 )  # fmt: skip
-        cell = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP + o_m
+        cell = (kv_head.to(tl.int64) * places + part) * (8 * GROUP) + first_row * GROUP + o_m
         tl.store(p_peak + cell, peak, mask=m_live)
         tl.store(p_total + cell, tl.sum(tl.sum(total, 0), 0), mask=m_live)
         # A tile of which a row sees nothing leaves its sums as they are, but for -0, which becomes 0.
         acc = acc + 0.0
         if WORDS:
-            first = (kv_head.to(tl.int64) * max_parts + part) * (8 * GROUP) + first_row * GROUP
+            first = (kv_head.to(tl.int64) * places + part) * (8 * GROUP) + first_row * GROUP
             store_sums(p_acc, acc, first, tl.minimum(rows - first_row, BLOCK_ROWS) * GROUP, M, D, BY_WARP)
         else:
             tl.store(p_acc + cell[:, None] * D + o_d[None, :], tl.trans(acc), mask=m_live[:, None])
@@ -226,20 +225,19 @@ def _load_chunk(
 
 @triton.jit
 def _merged(
-    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_peak, p_total, p_acc, p_gate, gate_stride, max_parts, parts,
-    own, head, row, o_lying, o_d, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PLACES: tl.constexpr,
-    TURNS: tl.constexpr, BLOCK_D: tl.constexpr, GATED: tl.constexpr,
+    p_q, p_keys, p_values, p_key_scales, p_value_scales, p_peak, p_total, p_acc, p_gate, gate_stride, places, parts,
+    own, head, row, o_lying, o_d, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    PLACES: tl.constexpr, TURNS: tl.constexpr, BLOCK_D: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """One row and head from its parts and the key and value of slot `own`: [BLOCK_D] float32."""
     INT8: tl.constexpr = p_keys.dtype.element_ty == tl.int8
     CHUNK: tl.constexpr = PLACES * TURNS
     o_all = tl.arange(0, D)
-    o_wide = tl.arange(0, WIDE)
-    first = (head // GROUP).to(tl.int64) * max_parts * (8 * GROUP) + row * GROUP + head % GROUP
-    p_peaks = p_peak + first + o_wide * (8 * GROUP)
-    p_totals = p_total + first + o_wide * (8 * GROUP)
-    peaks = tl.load(p_peaks, mask=o_wide < parts, other=float("-inf"))
-    totals = tl.load(p_totals, mask=o_wide < parts, other=0.0)
+    o_part = tl.arange(0, triton.next_power_of_2(PARTS))
+    first = (head // GROUP).to(tl.int64) * places * (8 * GROUP) + row * GROUP + head % GROUP
+    at = first + o_part * (8 * GROUP)
+    peaks = tl.load(p_peak + at, mask=o_part < parts, other=float("-inf"))
+    totals = tl.load(p_total + at, mask=o_part < parts, other=0.0)
     chunk = _load_chunk(p_peak, p_acc, first, 0, parts, o_lying, D, GROUP, PLACES, TURNS)
     q = tl.load(p_q + (row * KV_HEADS * GROUP + head) * D + o_all).to(tl.float32)
     key = tl.load(p_keys + own * D + o_all).to(tl.float32)
@@ -249,21 +247,9 @@ def _merged(
         value_scale = tl.load(p_value_scales + own)
     if GATED:
         gate = tl.load(p_gate + row * gate_stride + (head * 2 + 1) * D + o_d).to(tl.float32)
-    largest = peaks
-    c = WIDE
-    while c < parts:
-        more = tl.load(p_peaks + c * (8 * GROUP), mask=c + o_wide < parts, other=float("-inf"))
-        largest = tl.maximum(largest, more)
-        c += WIDE
-    peak = tl.max(largest, 0)
+    peak = tl.max(peaks, 0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(totals * tl.exp2(peaks - base), 0)
-    c = WIDE
-    while c < parts:
-        more = tl.load(p_peaks + c * (8 * GROUP), mask=c + o_wide < parts, other=float("-inf"))
-        totals = tl.load(p_totals + c * (8 * GROUP), mask=c + o_wide < parts, other=0.0)
-        total += tl.sum(totals * tl.exp2(more - base), 0)
-        c += WIDE
     acc = tl.zeros((PLACES, BLOCK_D), tl.float32)
     for turn in tl.static_range(TURNS):
         acc += chunk[turn][1] * tl.exp2(chunk[turn][0] - base)[:, None]
@@ -289,12 +275,12 @@ def _merged(
     return o
 
 
-@triton.jit(do_not_specialize=["gate_stride", "slots", "max_parts"])
+@triton.jit(do_not_specialize=["gate_stride", "slots", "places"])
 def decode_attention_merge_kernel(
     p_q, p_keys, p_values, p_key_scales, p_value_scales, p_control, p_counter, p_peak, p_total, p_acc, p_gate, p_out,
-    gate_stride, slots, max_parts, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    PLACES: tl.constexpr, TURNS: tl.constexpr, BLOCK_D: tl.constexpr, BY_STORES: tl.constexpr, GATED: tl.constexpr,
-    EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
+    gate_stride, slots, places, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    PARTS: tl.constexpr, PLACES: tl.constexpr, TURNS: tl.constexpr, BLOCK_D: tl.constexpr, BY_STORES: tl.constexpr,
+    GATED: tl.constexpr, EARLY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (head, row, block of channels): parts in position order, the row's own key and value, the gate.
 
@@ -320,7 +306,7 @@ def decode_attention_merge_kernel(
     offset = tl.load(p_control + OFFSETS + row, cache_modifier=".cg")
     going = row >= 0
     while going:
-        parts = tl.minimum(parts_before(length + depth), max_parts)
+        parts = tl.minimum(parts_before(length + depth, PARTS), places)
         own = (head // GROUP).to(tl.int64) * slots + tl.minimum(tl.maximum(length + offset, 0), slots - 1)
         if DEPENDENT and EARLY:
             gdc_wait()
@@ -331,7 +317,7 @@ def decode_attention_merge_kernel(
         if row < rows:
             o = _merged(
                 p_q, p_keys, p_values, p_key_scales, p_value_scales, p_peak, p_total, p_acc, p_gate, gate_stride,
-                max_parts, parts, own, head, row, o_lying, o_d, KV_HEADS, GROUP, D, PLACES, TURNS, BLOCK_D, GATED,
+                places, parts, own, head, row, o_lying, o_d, KV_HEADS, GROUP, D, PARTS, PLACES, TURNS, BLOCK_D, GATED,
             )  # fmt: skip
         else:
             o = tl.zeros((BLOCK_D,), tl.float32)

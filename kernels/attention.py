@@ -18,8 +18,8 @@ from torch import Tensor
 
 Read = Callable[[int, int], tuple[Tensor, Tensor]]
 PREFILL_TILE = 2048  # slots; a multiple of every part
-# Positions below the first number are cut into parts of the second. A part is about a 32nd of its position, so that at
-# any length four key-value heads give every multiprocessor of a large GPU a share, and parts to merge stay few.
+# Positions below the first number are cut into parts of the second: about a 32nd of its position, so that none is large
+# and parts to merge stay few.
 PART_ENDS = ((2048, 64), (4096, 128), (8192, 256), (32768, 512), (65536, 1024))
 LONG_PART = 2048
 

@@ -9,9 +9,10 @@ its own key and value, wherever they lie. For a query head, with scores t in bit
 
 then o * sigmoid(gate) and one rounding to the output's dtype. The reference is kernels/attention.py's decode_row.
 
-Rows. Parts are those of kernels/attention.py, cut by absolute position. Inside a part slots come in tiles of one size
-under a running maximum. A tile of which a row sees nothing multiplies its sums by 1 and adds 0, and the merge takes as
-many parts as the row sees something of. There sums of weights add up 256 parts at a time in one fixed tree, sums of
+Rows. Of PARTS parts, a number that follows from the numbers of heads, part i has the tiles i, i + PARTS and so on: at
+any length parts have as many tiles or one more, all work at one time, and neighbours are read together. Inside a part
+tiles come in order under a running maximum. A tile of which a row sees nothing multiplies its sums by 1 and adds 0, and
+the merge takes as many parts as the row sees something of. There sums of weights add up in one fixed tree, sums of
 values part by part, the i-th to sum i mod 4, and those in one fixed tree; the own key is last. So a row's bits depend
 on neither its place among the rows, its neighbours, how many are alive, nor the block that worked for it: a row of a
 tree equals the same token decoded alone once its ancestors are committed.
@@ -22,15 +23,15 @@ mantissa times a power of two: the power joins the exponent of which the running
 the mantissa stays below 2 and is rounded to fp16. bf16 and fp32 caches multiply as three products of tf32. With
 S = sum |q_j k_j| D^-1/2 log2 e of the largest key, the output is off by at most
 
-    (w + 2^-23 (D + 16) S + 2^-23 (min(n, 2048) + 320)) sum p |v| / sum p,   w = 2^-11 int8, 2^-18 else,
+    (w + 2^-23 (D + 16) S + 2^-23 (n / PARTS + 192)) sum p |v| / sum p,   w = 2^-11 int8, 2^-18 else,
 
 for n slots: a term for a weight's rounding, one for its score, one for the sums, of a part and of parts. With int8,
 weights that are subnormal in fp16 (2^-14 of the largest and less) add n 2^-25 127 of the largest product of a weight
 and a value's scale. The PTX multiplies the codes as they are stored, exactly, by queries of two int8 digits, in steps
 of max |q| / 32639: that adds 2^-15 max |q| sum |k_j| D^-1/2 log2 e of the largest key to the first bracket.
 
-Two launches, the parts and their merge. Which blocks take which parts is settled as they run, the long parts first,
-through a counter that the merge sets back to 0. Length, rows, depths and places are read on the device
+Two launches, the parts and their merge. Which blocks take the parts beyond one each is settled as they run, through a
+counter that the merge sets back to 0. Length, rows, depths and places are read on the device
 (kernels/attention_control.py), so one captured graph serves any length up to the capacity. On NVIDIA int8 caches of
 128 and 256 channels are worked through by kernels/_attention_ptx.py, on compute capability 9.0 with tiles copied to
 shared memory ahead of use, with the same bits; everything else by Triton, which takes the codes of a tile to registers
@@ -44,11 +45,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .attention import part_at
 from .attention_control import FLOATS, HEAD_DIMS, TILE, check_cache, want
 from .cache_split import prefer_shared
 from .rows import SLOTS
 
+# Parts of all heads and rows together: two for each multiprocessor of a large GPU. And most of a head, for their merge.
+ALL_PARTS, MOST_PARTS = 264, 66
 # What benchmarks/attention.py compares with others. The merge: sums that parts join in turn, parts of each in flight,
 # warps, blocks a row and head. The parts: whether the text of kernels/_attention_ptx.py runs where it can, which of its
 # forms, how many tiles a block asks for while the kernels before it run, blocks launched for each multiprocessor.
@@ -65,10 +67,11 @@ logger = logging.getLogger(__name__)
 class Workspace:
     """Room for the parts of one layer at a time; one serves every layer on a stream.
 
-    peak, total  float32 [kv_heads, parts, 8 * group]: m in bits and s, by row and query head of the group
-    sums         float32 [kv_heads, parts, 8 * group, D]: a
+    peak, total  float32 [kv_heads, places, 8 * group]: m in bits and s of parts, by row and query head of the group
+    sums         float32 [kv_heads, places, 8 * group, D]: a
     counter      int32 [1], 0 between launches
     blocks       launched for the parts
+    parts        PARTS; places are fewer where the cache has fewer tiles
     """
 
     peak: Tensor
@@ -76,6 +79,7 @@ class Workspace:
     sums: Tensor
     counter: Tensor
     blocks: int
+    parts: int
 
 
 def allocate(heads: int, kv_heads: int, head_dim: int, *, slots: int, device, blocks: int | None = None) -> Workspace:
@@ -85,31 +89,30 @@ def allocate(heads: int, kv_heads: int, head_dim: int, *, slots: int, device, bl
         raise ValueError(f"{heads} query heads over {kv_heads} key-value heads: groups of 1 to 32 are handled")
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"head dimension {head_dim}: {HEAD_DIMS} are handled")
-    parts = parts_of(slots)
+    parts = parts_of_head(heads, kv_heads)
+    places = min(parts, -(-slots // TILE))
     if blocks is None:
         multiprocessors = 4
         if device.type == "cuda":
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        # By default twice as many as are resident: handing them out is quicker than the counter.
+        # Twice as many as are resident, where there are parts for them: handing them out is quicker than the counter.
         blocks = BLOCKS * multiprocessors
-    cells = (kv_heads, parts, SLOTS * (heads // kv_heads))
-    blocks = min(blocks, kv_heads * parts * -(-SLOTS // _block_rows(heads // kv_heads)))
+    cells = (kv_heads, places, SLOTS * (heads // kv_heads))
+    blocks = min(blocks, kv_heads * places * -(-SLOTS // _block_rows(heads // kv_heads)))
     return Workspace(
         torch.empty(cells, device=device),
         torch.empty(cells, device=device),
         torch.empty(*cells, head_dim, device=device),
         torch.zeros(1, dtype=torch.int32, device=device),
         blocks,
+        parts,
     )
 
 
-def parts_of(slots: int) -> int:
-    """How many parts hold `slots` slots."""
-    parts = end = 0
-    while end < slots:
-        end += part_at(end)
-        parts += 1
-    return parts
+def parts_of_head(heads: int, kv_heads: int) -> int:
+    """PARTS: into how many parts the tiles of a key-value head are dealt out."""
+    blocks = kv_heads * -(-SLOTS // _block_rows(heads // kv_heads))  # of a part of all heads
+    return max(1, min(MOST_PARTS, ALL_PARTS // blocks))
 
 
 def decode_attention(
@@ -127,7 +130,7 @@ def decode_attention(
 
     q             bf16, fp16 or fp32 [8, heads, D], normed and rotated; |q| < 65504
     keys, values  with `numbers` int8, bf16 or fp32 [kv_heads, slots, D] and `scales`, float32 [kv_heads, slots] for
-                  int8, else None; slots is the end of a part
+                  int8, else None; slots is a multiple of TILE
     control       int32 [24], kernels/attention_control.py
     gate          [8, heads, 2 D]: query | gate as projected, of which the gate is read; rows may lie further apart
     out           [8, heads * D]
@@ -236,7 +239,7 @@ def _common(q, keys, values, control, workspace, dependent):
     """(group, keywords, tensors) of both launches."""
     kv_heads, _, dim = keys.numbers.shape
     group = q.shape[1] // kv_heads
-    keywords = {"KV_HEADS": kv_heads, "GROUP": group, "D": dim, "DEPENDENT": dependent}
+    keywords = {"KV_HEADS": kv_heads, "GROUP": group, "D": dim, "PARTS": workspace.parts, "DEPENDENT": dependent}
     # Said in every launch: what Triton does otherwise depends on its version and on an environment variable, and so
     # would a result's bits.
     keywords["enable_fp_fusion"] = True
@@ -268,9 +271,9 @@ def _check(q, keys, values, control, workspace, gate, out):
         want(name, tensor, shape, dtypes, numbers.device)
         if not (tensor[0] if name == "gate" else tensor).is_contiguous():
             raise ValueError(f"{name} has strides {tensor.stride()}: call {name}.contiguous()")
-    have, wanted_parts = tuple(workspace.sums.shape), parts_of(slots)
-    if (have[0], *have[2:]) != (kv_heads, SLOTS * heads // kv_heads, dim) or have[1] < wanted_parts:
+    have, wanted_places = tuple(workspace.sums.shape), min(workspace.parts, -(-slots // TILE))
+    if (have[0], *have[2:]) != (kv_heads, SLOTS * heads // kv_heads, dim) or have[1] < wanted_places:
         raise ValueError(
             f"the workspace holds parts {list(have)}; {heads} heads over {kv_heads} x {slots} slots of {dim} want "
-            f"{wanted_parts}: allocate({heads}, {kv_heads}, {dim}, slots={slots}, ...)"
+            f"{wanted_places}: allocate({heads}, {kv_heads}, {dim}, slots={slots}, ...)"
         )

@@ -108,20 +108,27 @@ class Costs:
     The middle of the last nine measurements counts (the lower of two), and one alone does not: a first use is slow.
     """
 
+    EXPECTED = 3
+
     def __init__(self) -> None:
         self._samples: dict[tuple[str, int], deque[float]] = {}
         # By rows; by depth; and under 0 what the head takes to catch up, for one plain pass that it missed.
         self._points: dict[str, dict[int, float]] = {"verify": {}, "draft": {}, "catch up": {}}
         self._first_plain: float | None = None
+        self._found: dict[tuple[int, int], float] = {}  # by rows and depth, from these points
 
     def expect(self, *, verify_seconds: float, first_seconds: float, next_seconds: float) -> None:
         """What was measured before any reply, on a device where all rows cost about the same: a verify pass, the first
-        draft level, each further one. Holds until two passes of a size were observed."""
+        draft level, each further one. Holds until two passes of a size were observed; of a plain one it is as good as
+        EXPECTED observations, since everything is judged by that."""
+        if OFF.rows not in self._points["verify"]:
+            self._samples["verify", OFF.rows] = deque([verify_seconds] * self.EXPECTED, maxlen=9)
         for rows in (1, 2, SLOTS):
             self._points["verify"].setdefault(rows, verify_seconds)
         for depth in (1, 2):
             self._points["draft"].setdefault(depth, first_seconds + (depth - 1) * next_seconds)
         self._first_plain = verify_seconds if self._first_plain is None else self._first_plain
+        self._found.clear()
 
     def observe(self, tree: Tree, draft_seconds: float, verify_seconds: float, *, missed: int) -> None:
         """missed: the plain passes just before this one, whose tokens the head takes in now if it drafts."""
@@ -139,6 +146,7 @@ class Costs:
         samples.append(seconds)
         if len(samples) > 1:
             self._points[part][size] = median_low(samples)
+            self._found.clear()
 
     def plain_passes(self, tree: Tree, seconds: float) -> float:
         """One measurement of a tree in plain passes, which must be known, and corrected if it was a first use.
@@ -159,8 +167,9 @@ class Costs:
 
     def seconds(self, tree: Tree, *, missed: int = 0) -> float:
         """Of one pass: measured, or on a line through what was measured. At least one tree must be known."""
-        verify = max(on_line(self._points["verify"], tree.rows), 1e-9)
-        if not tree.depth:
-            return verify
-        draft = on_line({0: 0.0, **self._points["draft"]}, tree.depth)  # the first level and each next one: a line
-        return verify + draft + missed * max(self._points["catch up"].get(0, 0.0), 0.0)
+        size = tree.rows, tree.depth
+        if size not in self._found:
+            draft = on_line({0: 0.0, **self._points["draft"]}, tree.depth)  # the first level and each next one: a line
+            self._found[size] = max(on_line(self._points["verify"], tree.rows), 1e-9) + draft
+        catch_up = missed * max(self._points["catch up"].get(0, 0.0), 0.0) if missed and tree.depth else 0.0
+        return self._found[size] + catch_up

@@ -3,6 +3,7 @@
 Nothing here changes the text: a tree only decides how many tokens a pass yields and how long it takes.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from .acceptance import Accepted
@@ -26,7 +27,7 @@ REPLY_MEMORY = 32  # the same between replies: another text may be another kind 
 # What a reply may have lost against plain decoding, in plain passes: 1 plus 0.01 for each of the first 64 passes, 2.5%
 # of them, plus 0.012 a pass later; 0.5% are left for clocks that err by 3%. Where costs are known at once trees are
 # more varied, and so each is measured less: there it is 0.006, and 0.9% are left. What drafts gained may be lost again
-# up to a limit that covers the dearest tree.
+# up to a limit that covers the dearest tree. A reply that is to have fewer than 64 tokens stakes as much less.
 CREDIT, CREDIT_LIMIT = 1.0, 6.0
 FIRST_ALLOWANCE, KNOWN_ALLOWANCE, FIRST_PASSES, ALLOWANCE = 0.01, 0.006, 64, 0.012
 
@@ -39,12 +40,18 @@ def choose(
     gain: float = GAIN,
 ) -> Tree:
     """The option with the most expected tokens per second; `current` unless that one has `gain` times as many."""
+    options = list(options)
+    return _fastest(options, _speeds([*options, current], rates, seconds), current, gain)
 
-    def speed(tree: Tree) -> float:
-        return expected_tokens(tree.widths, rates) / seconds(tree)
 
-    best = max(options, key=speed)
-    return best if speed(best) >= gain * speed(current) else current
+def _speeds(options, rates, seconds):
+    """Expected tokens per second by tree."""
+    return {tree: expected_tokens(tree.widths, rates) / seconds(tree) for tree in options}
+
+
+def _fastest(options, speeds, current, gain=GAIN):
+    best = max(options, key=speeds.__getitem__)
+    return best if speeds[best] >= gain * speeds[current] else current
 
 
 def name(tree: Tree) -> str:
@@ -77,16 +84,21 @@ class Planner:
     the credit covers that it accepts nothing, and chosen only if it leaves half of the credit to cheaper ones; so the
     loss against plain decoding is bounded at every moment however wrong the expected tokens are, as far as the measured
     times are right, and a few wrong drafts are not the last. Besides, a probe after LATE plain passes may cost OVERDUE
-    of each. First uses, which compiling may slow, are paid for too: at
-    what they turn out to cost once they were measured again.
+    of each. First uses, which compiling may slow, are paid for too: at what they turn out to cost once they were
+    measured again. A reply of few tokens drafts only where costs are known, for finding them out is worth a longer one.
+
+    tokens: the most that the reply may have
     """
 
-    def __init__(self, statistics: Statistics | None = None, costs: Costs | None = None) -> None:
+    def __init__(
+        self, statistics: Statistics | None = None, costs: Costs | None = None, *, tokens: int = FIRST_PASSES
+    ) -> None:
         self.statistics = Statistics() if statistics is None else statistics
         self.costs = Costs() if costs is None else costs
         self._current = OFF
         self._wanted: Tree | None = None  # better, but more than credit allows
-        self._credit = CREDIT
+        self._credit = self._stake = CREDIT * min(1.0, (tokens - 1) / (FIRST_PASSES - 1))  # a prompt gives the first
+        self._flying: deque[float] = deque()  # what passes that were not observed yet may lose
         self._passes = self._drafted = 0  # in all, and with drafts
         self._early: list[tuple[Tree, int, int, float]] = []  # first passes: tree, missed, tokens, seconds
         self._since_choice = self._since_drafts = self._since_off = 0
@@ -97,20 +109,28 @@ class Planner:
             self._choose()
 
     def tree(self) -> Tree:
-        """The tree of the next pass."""
+        """The tree of the next pass; it may be asked for some passes before `observe` is told of the last one."""
+        tree = self._next_tree()
+        loss = self._loss(tree, self._since_drafts) if tree.depth and self._measured() else 0.0
+        self._flying.append(loss)
+        return tree
+
+    def _next_tree(self) -> Tree:
         # Everything is judged by the time of plain passes, so the first measurements of it are soon checked.
         check = EARLY_CHECK if not self._warm and self._drafted < EARLY_CHECKS * EARLY_CHECK else CHECK
         if not self.costs.known(OFF) or self._since_off >= check:
             return OFF
         if not self._measured():
             # Only if the credit covers what the first one seemed to cost; if that was wrong, full credit tries again.
+            if self._stake < CREDIT:
+                return OFF
             return ONE if self._first_loss() <= self._credit or self._credit == CREDIT else OFF
         wanted, missed = self._current, self._since_drafts
         if wanted == OFF and missed >= min(PROBE, 2 * self._drafted):
             if self._overdue(missed):
                 return ONE
             wanted = ONE
-        return wanted if self._affordable(wanted, missed) else OFF
+        return wanted if self._affordable(wanted, missed, sum(self._flying)) else OFF
 
     def observe(
         self, tree: Tree, accepted: Accepted, *, cut: bool, draft_seconds: float, verify_seconds: float
@@ -120,6 +140,8 @@ class Planner:
         cut: a stop token, the length or the capacity ended the walk, so its end is no miss.
         draft_seconds, verify_seconds: how long the two parts of this pass took.
         """
+        if self._flying:
+            self._flying.popleft()
         missed = self._since_drafts
         paid = 0 if tree.depth and self._overdue(missed) else missed
         self.costs.observe(tree, draft_seconds, verify_seconds, missed=missed)
@@ -167,18 +189,20 @@ class Planner:
     def _plain_passes(self, seconds: float) -> float:
         return seconds / self.costs.seconds(OFF)
 
-    def _affordable(self, tree: Tree, missed: int = 0) -> bool:
-        return tree == OFF or self._loss(tree, missed) <= self._credit
+    def _affordable(self, tree: Tree, missed: int = 0, flying: float = 0.0) -> bool:
+        return tree == OFF or self._loss(tree, missed) + flying <= self._credit
 
     def _loss(self, tree: Tree, missed: int = 0) -> float:
         """What a pass that accepts nothing loses, in plain passes."""
         return self._plain_passes(self.costs.seconds(tree, missed=missed)) - 1
 
-    def _prudent(self, tree: Tree) -> bool:
-        """Whether the tree leaves half of the credit, or all but one pass, or is as cheap as a chain of one."""
-        loss, cheapest = self._loss(tree), self._loss(ONE)
-        half = max(self._credit / 2, self._credit - 1)
-        return tree == OFF or loss <= half or (self._warm and loss <= min(cheapest, self._credit))
+    def _prudent(self, *trees: Tree) -> list[Tree]:
+        """The trees that leave half of the credit, or all but one pass, or are as cheap as a chain of one."""
+        most = max(self._credit / 2, self._credit - 1)
+        if self._warm:
+            most = max(most, min(self._loss(ONE), self._credit))
+        most = (1 + most) * self.costs.seconds(OFF)
+        return [tree for tree in trees if tree == OFF or self.costs.seconds(tree) <= most]
 
     def _first_loss(self) -> float:
         """What a chain of one that accepts nothing seems to lose, in plain passes; 0 before there was one."""
@@ -190,7 +214,7 @@ class Planner:
         known = [(tree, missed, tokens, seconds)]
         if len(self._early) < SETTLED:
             self._early += known
-            self._credit, known = CREDIT, self._early
+            self._credit, known = self._stake, self._early
         allowance = KNOWN_ALLOWANCE if self._warm else FIRST_ALLOWANCE
         if self._passes > FIRST_PASSES:
             allowance = ALLOWANCE
@@ -203,12 +227,13 @@ class Planner:
             else:
                 passes = self.costs.plain_passes(tree, seconds)
             self._credit = min(self._credit + tokens - passes, CREDIT_LIMIT)
-            self._credit = max(self._credit, min(self._credit + allowance, CREDIT))
+            self._credit = max(self._credit, min(self._credit + allowance, self._stake))
 
     def _choose(self) -> None:
         self._since_choice = 0
-        rates, options = self.statistics.rates(), [tree for tree in OPTIONS if self._prudent(tree)]
-        best = choose(OPTIONS, rates, self.costs.seconds, self._current)
+        options = self._prudent(*OPTIONS)
+        speeds = _speeds(OPTIONS, self.statistics.rates(), self.costs.seconds)
+        best = _fastest(OPTIONS, speeds, self._current)
         current = self._current if self._current in options else OFF
-        self._current = choose(options, rates, self.costs.seconds, current)
+        self._current = _fastest(options, speeds, current)
         self._wanted = None if best in options or self._current == OFF else best

@@ -175,7 +175,7 @@ def attention_source(kernel, kind, constants):
     pointers = dict.fromkeys(("p_control", "p_counter"), "i32") | dict.fromkeys(("p_keys", "p_values"), kind)
     half = ("p_q", "p_gate", "p_out", "p_query_gate", "p_k", "p_v")
     types = {name: "*" + pointers.get(name, "bf16" if name in half else "fp32") for name in kernel.arg_names}
-    integers = ("start", "slots", "max_parts", "gate_stride", "q_stride", "k_stride", "v_stride")
+    integers = ("start", "slots", "places", "gate_stride", "q_stride", "k_stride", "v_stride")
     types |= dict.fromkeys(integers, "i32") | {"eps": "fp32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types[name] for name in kernel.arg_names}
     aligned = [(i,) for i, name in enumerate(signature) if types[name].startswith("*")]
@@ -196,7 +196,8 @@ def attention_variants(module, append, target):
         ("fp32", 16, 256),
     ):
         group = heads // 4
-        shape = {"KV_HEADS": 4, "GROUP": group, "D": dim, "DEPENDENT": dependent}
+        count = kernel_module("decode_attention").parts_of_head(heads, 4)
+        shape = {"KV_HEADS": 4, "GROUP": group, "D": dim, "PARTS": count, "DEPENDENT": dependent}
         int8 = kind == "i8"
         parts = {"BLOCK_ROWS": 8 if group == 4 else 4, "M": 32, "T": 64 if int8 else 16, "SPLIT_Q": False}
         parts |= {"KIND": tl.float16 if int8 else tl.float32}
@@ -211,8 +212,7 @@ def attention_variants(module, append, target):
                 text["SHARED_TILES"] = block.shared_tiles(form)
                 yield attention_source(block.decode_attention_block_kernel, kind, shape | text), options
         merge = {"PLACES": 4, "TURNS": 8, "BLOCK_D": dim, "BY_STORES": by_text, "GATED": True, "EARLY": True}
-        wide = options | {"num_warps": 8}
-        yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), wide
+        yield attention_source(module.decode_attention_merge_kernel, kind, shape | merge), options
         rows = {"HEADS": heads, "KV_HEADS": 4, "D": dim, "HALF": 32, "MIXED": kind == "i8", "DEPENDENT": dependent}
         yield attention_source(append.append_kernel, kind, rows), options | {"enable_fp_fusion": False, "num_warps": 1}
         rows.pop("DEPENDENT")

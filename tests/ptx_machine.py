@@ -163,7 +163,7 @@ class Machine:
                 self.put(register, value, mask)
             return None
         if name == "shfl":
-            other = LANES ^ int(args[1]) if "bfly" in parts else LANES // 32 * 32 + int(args[1])
+            other = LANES ^ int(args[1]) if "bfly" in parts else LANES // 32 * 32 + self.get(args[1], np.uint32) % 32
             return self.put(names[0], self.get(args[0])[other], mask)
         if name == "redux":
             top = self.get(args[0], np.int32).reshape(4, 32).max(1)
@@ -184,6 +184,9 @@ class Machine:
             return self.put(names[0], old, None)
         if name == "mul" and "wide" in parts:
             return self.put(names[0], self.get(args[0]).astype(np.uint64) * self.get(args[1]), mask)
+        if name == "mad" and "wide" in parts:
+            product = self.get(args[0], np.uint32).astype(np.uint64) * self.get(args[1], np.uint32)
+            return self.put(names[0], product + self.get(args[2]), mask)
         if name == "cvt":
             return self.put(names[0], self.convert(op, args), mask)
         if op == "lop3.b32":

@@ -1,11 +1,14 @@
-"""What benchmark scripts cannot work with is one sentence: no GPU, a file that is none of theirs."""
+"""What benchmark scripts cannot work with is one sentence: no GPU, a file that is none of theirs. And that a sweep past
+stop tokens goes on to its length."""
 
 import importlib
 import json
 import sys
 
 import pytest
+import tiny
 import torch
+from fastqwen.engine import load
 
 pytest.importorskip("triton")
 SCRIPTS = (
@@ -45,3 +48,18 @@ def test_a_recording_that_is_another_ones_or_none_is_refused(content, message, t
     with pytest.raises(SystemExit, match=message):
         importlib.import_module("fastqwen.benchmarks.replay").main()
     assert file.read_text() == content
+
+
+@pytest.mark.parametrize("switch,length", [([], 0), (["--past-stops"], 4)])
+def test_past_stops_every_reply_has_all_its_tokens(switch, length, tmp_path, monkeypatch, capsys):
+    folder = tiny.save_folder(tiny.oracle("gqa4", **tiny.ONE_OF_EACH), tmp_path / "model", mtp=True)
+    engine = load(tiny.save_tokenizer(folder), device="cpu")
+    engine.tokenizer.stop_ids = tuple(range(engine.tokenizer.size))  # whatever it draws
+    script = importlib.import_module("fastqwen.benchmarks.same_text")
+    monkeypatch.setattr(script, "load", lambda model, draft_rows: engine)
+    monkeypatch.setattr(sys, "argv", ["same_text", "--prompts", "1", "--tokens", "4", *switch])
+    script.main()
+    found = json.loads(capsys.readouterr().out)
+    assert found["past_stops"] == bool(switch) and found["tokens_each"] == 4
+    for kind in script.kinds_of_sampling(40):
+        assert found[kind] == {"replies": 16, "tokens": 16 * length, "differing": 0}

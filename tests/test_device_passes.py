@@ -1,10 +1,13 @@
 """Rounds on the device give the text of passes that the host drives, for every tree, and leave the same state."""
 
+import random
 from dataclasses import replace
 
+import device_states
 import pytest
 import tiny
 import torch
+from device_states import states
 from fastqwen.engine import GREEDY, SamplingSettings, arena, load
 from fastqwen.engine.device_model import DeviceModel
 from fastqwen.engine.device_passes import DevicePasses
@@ -28,6 +31,7 @@ EVERYTHING = SamplingSettings(
 PROMPT = list(range(40, 52))
 TOKENS = 60
 SHAPES = [OFF, Tree.chain(1), Tree.chain(5), Tree((7,)), Tree((3, 2, 1, 1)), Tree((1, 1, 5))]
+EVERY = [OFF, *(Tree.chain(length) for length in range(1, 6)), *all_shapes()]
 
 
 class Turns:
@@ -47,6 +51,18 @@ class Turns:
         return {}
 
 
+class Watched(Turns):
+    """The same, and before every pass, in its turn, what those before have left is copied."""
+
+    def __init__(self, trees, model):
+        super().__init__(trees)
+        self.model, self.left = model, []
+
+    def tree(self):
+        self.left.append(device_states.copies(self.model))
+        return super().tree()
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     """A model with its buffers; every layer runs by kernels."""
@@ -59,18 +75,19 @@ def engine(tmp_path_factory):
 
 
 def on_device(
-    engine, trees, settings, *, tokens=TOKENS, seed=5, stop_ids=(), capacity=None, prompt=PROMPT, kind=DevicePasses
+    engine, trees, settings, *, tokens=TOKENS, seed=5, stop_ids=(), capacity=None, prompt=PROMPT, kind=DevicePasses,
+    planner=None, on_step=lambda p: None,
 ):  # fmt: skip
-    """(text, session, meter) of a reply by rounds on the device."""
+    """(text, session, meter) of a reply by rounds on the device; planner: in place of turns."""
     model = engine.device_model
     model.state.reset()
     meter = Meter(engine.device)
     session = Session(engine.trunk, capacity or len(prompt) + tokens, model.state)
-    planner = Turns(trees)
+    planner = planner or Turns(trees)
     passes = kind(
         model, session, planner, settings, seed=seed, drafts=trees != [OFF], stop_ids=stop_ids, max_tokens=tokens
     )
-    replies = run(passes, prompt, stop_ids=stop_ids, max_tokens=tokens, on_step=lambda p: None, meter=meter)
+    replies = run(passes, prompt, stop_ids=stop_ids, max_tokens=tokens, on_step=on_step, meter=meter)
     return [token for new in replies for token in new], session, meter
 
 
@@ -92,18 +109,6 @@ def wanted(engine):
         return known[key]
 
     return text
-
-
-def states(session):
-    """Keys, values and DeltaNet states of a session, after what is pending is replayed."""
-    session.state.flush()
-    found = []
-    for layer in session.state.layers:
-        if hasattr(layer, "keys"):
-            found += [part[:, : layer.length].clone() for part in layer.read(0, layer.length)]
-        else:
-            found += [layer.window.clone(), layer.recurrent.clone()]
-    return found
 
 
 TREES = [
@@ -234,17 +239,45 @@ def test_every_shape_gives_the_text_of_plain_decoding(engine, wanted, tree):
     assert on_device(engine, [tree], EVERYTHING, tokens=40)[0] == wanted(EVERYTHING)[0][:40]
 
 
-def test_graphs_and_eager_launches_give_the_same_text(engine, wanted):
-    """Replays serve other shapes, lengths and outcomes than the one that was captured."""
-    model = engine.device_model
-    eager = DeviceModel(engine.trunk, engine.mtp_head, capacity=128, vocab=engine.tokenizer.size, graphs=False)
-    assert not eager.captured
-    engine.device_model = eager
-    try:
-        for settings in (GREEDY, EVERYTHING):
-            assert on_device(engine, SHAPES, settings)[0] == wanted(settings)[0]
-    finally:
-        engine.device_model = model
+@pytest.fixture(scope="module")
+def captured_and_eager(engine):
+    """Two models over the same weights, with room for eight tokens of every shape."""
+    sizes = {"capacity": len(PROMPT) + 8 * len(EVERY), "vocab": engine.tokenizer.size}
+    models = [DeviceModel(engine.trunk, engine.mtp_head, graphs=graphs, **sizes) for graphs in (True, False)]
+    assert [model.captured for model in models] == [True, False]
+    return models
+
+
+@pytest.mark.parametrize("settings", [*SAMPLING, pytest.param(replace(EVERYTHING, top_k=0), id="drawn_by_the_host")])
+def test_graphs_leave_the_bits_of_eager_launches_after_every_change_of_shape_and_length(
+    engine, wanted, captured_and_eager, settings, monkeypatch
+):
+    """Replays serve other shapes, lengths and outcomes than the one that was captured, all shapes in one reply."""
+    trees = random.Random(1).sample(EVERY, len(EVERY))
+    kind, left, ends = DevicePasses if settings.is_greedy or settings.top_k else HostDrawnPasses, [], []
+    for model in captured_and_eager:
+        monkeypatch.setattr(engine, "device_model", model)
+        if kind is HostDrawnPasses:
+            model.draw_on_host()
+        planner = Watched(trees, model)
+        _, session, _ = on_device(
+            engine, trees, settings, tokens=8 * len(trees), kind=kind, planner=planner,
+            on_step=lambda progress, planner=planner: planner.passes == len(trees),
+        )  # fmt: skip
+        left.append([*planner.left, device_states.copies(model)])
+        with torch.inference_mode():
+            ends.append((session.tokens, states(session)))
+    assert len(left[0]) == len(left[1]) == len(trees) + 1
+    with torch.inference_mode():
+        for number, (replayed, launched) in enumerate(zip(*left, strict=True)):
+            ours, theirs = device_states.meaning(replayed), device_states.meaning(launched)
+            for name in ours | theirs:
+                assert torch.equal(ours[name], theirs[name]), (number, trees[number - 1], name)
+        count = len(ends[0][0]) - len(PROMPT)
+        text, plain = wanted(settings, count + 1)
+        for tokens, found in ends:
+            assert tokens == plain.tokens == [*PROMPT, *text[:count]]
+            assert all(map(torch.equal, found, states(plain)))
 
 
 def test_a_failed_capture_is_said_once_and_passes_are_launched_one_by_one(engine, wanted, monkeypatch, caplog):

@@ -160,7 +160,7 @@ def test_an_auto_reply_reports_what_was_learnt_and_the_shapes_used(engine, monke
     costs.expect(verify_seconds=1.0, first_seconds=0.2, next_seconds=0.1)
     monkeypatch.setattr(engine, "_costs", costs)
     monkeypatch.setattr(engine, "_statistics", {})
-    report = engine.generate("a fox", settings=GREEDY, max_tokens=24, mtp="auto").report
+    report = engine.generate("a fox", settings=GREEDY, max_tokens=64, mtp="auto").report
     assert sum(report.shapes.values()) == report.verify_passes and set(report.shapes) - {"off"}
     rates, options = report.planner["rates"], report.planner["options"]
     assert [len(level) for level in rates] == [7] * 7 and all(0 <= rate <= 1 for level in rates for rate in level)
@@ -244,15 +244,15 @@ def test_load_refuses_what_no_checkpoint_takes_in_one_sentence(folder, options):
 
 def test_times_of_passes_whose_draws_the_host_makes_are_kept_apart(engine):
     """Such a draw is part of a verify pass: for other settings it would look slow, and drafts dear."""
-    costs = [engine._planner(SamplingSettings(top_k=top_k)).costs for top_k in (20, 40, 0, 1000)]
-    assert costs[0] is costs[1] is engine._planner(GREEDY).costs and costs[2] is costs[3] is not costs[0]
+    costs = [engine._planner(SamplingSettings(top_k=top_k), 64).costs for top_k in (20, 40, 0, 1000)]
+    assert costs[0] is costs[1] is engine._planner(GREEDY, 64).costs and costs[2] is costs[3] is not costs[0]
 
 
 def test_what_was_learnt_of_drafts_is_kept_for_settings_like_these(engine):
-    learnt = [engine._planner(settings).statistics for settings in (GREEDY, SamplingSettings(temperature=0), HOT)]
+    learnt = [engine._planner(settings, 64).statistics for settings in (GREEDY, SamplingSettings(temperature=0), HOT)]
     assert learnt[0] is learnt[1] is not learnt[2]
-    assert engine._planner(dataclasses.replace(HOT)).statistics is learnt[2]
-    assert engine._planner(dataclasses.replace(HOT, temperature=0.9)).statistics not in learnt
+    assert engine._planner(dataclasses.replace(HOT), 9).statistics is learnt[2]
+    assert engine._planner(dataclasses.replace(HOT, temperature=0.9), 64).statistics not in learnt
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="threads matter on a CPU only")

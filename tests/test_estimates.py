@@ -176,6 +176,10 @@ def test_costs_measured_before_any_reply_spare_the_planner_its_first_measurement
     assert costs.seconds(Tree.chain(5)) == pytest.approx(0.002 + 0.0003 + 4 * 0.0002)
     assert Planner(Statistics(), costs).tree().depth > 0
     for _ in range(2):  # what is then observed counts instead
+        costs.observe(ONE, 0.0004, 0.003, missed=0)
+    assert costs.seconds(ONE) == pytest.approx(0.0034)
+    for _ in range(costs.EXPECTED + 1):  # of plain passes once it is the greater part
+        assert costs.seconds(OFF) == 0.002
         costs.observe(OFF, 0.0, 0.003, missed=0)
     assert costs.seconds(OFF) == 0.003
 

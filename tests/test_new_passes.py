@@ -8,10 +8,12 @@ from fastqwen.engine.device_passes import DevicePasses
 from fastqwen.engine.host_drawn_passes import HostDrawnPasses
 from fastqwen.engine.passes import HostPasses
 from fastqwen.engine.sampling import Sampler
+from fastqwen.kernels import rounds
 from fastqwen.kernels.rounds import STOPS
 from fastqwen.kernels.sampling import MAX_TOP_K
 from fastqwen.mtp.drafts import NoDrafts
 from fastqwen.mtp.planner import Planner
+from fastqwen.mtp.tree import OFF, Tree
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's own engine chooses in every test of replies")
 
@@ -65,6 +67,14 @@ def test_off_keeps_nothing_of_the_head(engine, on_gpu, top_k):
     passes.prompt(torch.zeros(3, 8), torch.zeros(3, 8), torch.zeros(3, 3))
     assert passes.prompt_cache is None and passes._last is None and passes.report() == {"current": "off", "options": []}
     assert passes_of(engine, "3", top_k=top_k).prompt_cache is not None
+
+
+def test_a_tree_is_laid_out_by_level_and_rank(engine, on_gpu):
+    model, tree = engine.memory.model_for(40, lambda done, total: None), Tree((2, 3))
+    with torch.inference_mode():
+        for shape in (tree, OFF, tree):  # the second time as it was kept
+            model.set_tree(shape)
+    assert model.round.shape.tolist() == rounds.shape_words(tree.parents, (0, 0, 0, 1, 1, 2))
 
 
 def test_more_stop_tokens_than_the_gpu_looks_for_are_the_hosts(engine, on_gpu, monkeypatch):
