@@ -109,6 +109,7 @@ class Costs:
     """
 
     EXPECTED = 3
+    EACH_ROW = 0.005  # of a plain pass, what one more row takes where rows are nearly free: benchmarks/README.md
 
     def __init__(self) -> None:
         self._samples: dict[tuple[str, int], deque[float]] = {}
@@ -118,13 +119,13 @@ class Costs:
         self._found: dict[tuple[int, int], float] = {}  # by rows and depth, from these points
 
     def expect(self, *, verify_seconds: float, first_seconds: float, next_seconds: float) -> None:
-        """What was measured before any reply, on a device where all rows cost about the same: a verify pass, the first
+        """What was measured before any reply, on a device where rows are nearly free: a plain verify pass, the first
         draft level, each further one. Holds until two passes of a size were observed; of a plain one it is as good as
         EXPECTED observations, since everything is judged by that."""
         if OFF.rows not in self._points["verify"]:
             self._samples["verify", OFF.rows] = deque([verify_seconds] * self.EXPECTED, maxlen=9)
         for rows in (1, 2, SLOTS):
-            self._points["verify"].setdefault(rows, verify_seconds)
+            self._points["verify"].setdefault(rows, verify_seconds * (1 + self.EACH_ROW * (rows - 1)))
         for depth in (1, 2):
             self._points["draft"].setdefault(depth, first_seconds + (depth - 1) * next_seconds)
         self._first_plain = verify_seconds if self._first_plain is None else self._first_plain

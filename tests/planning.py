@@ -1,6 +1,7 @@
 """Texts and machines on which tests try the planner, and a reply simulated on them."""
 
 import random
+from collections import deque
 
 from fastqwen.mtp.acceptance import Accepted
 from fastqwen.mtp.estimates import expected_tokens
@@ -50,16 +51,19 @@ def walk(tree, rates, source):
     return Accepted(path, tuple(range(len(path))), stop=False)
 
 
-def simulate(planner, rates, machine, passes, *, seed=0, first_use=20.0, catch_up=0.0):
-    """Tokens expected of the chosen trees per second, and the trees. Clocks err by 3%; first uses are slow.
+def simulate(planner, rates, machine, passes, *, seed=0, first_use=20.0, catch_up=0.0, ahead=0, error=0.03):
+    """Tokens expected of the chosen trees per second, and the trees. First uses are slow.
 
+    error: of the clocks. ahead: for so many passes more than one the trees are asked for before one is observed.
     catch_up: seconds that a draft takes longer for every plain pass before it.
     """
     texts, clock, used, trees = random.Random(seed), random.Random(seed + 1000), set(), []
     tokens = seconds = 0.0
     missed = 0
+    asked = deque(planner.tree() for _ in range(ahead))
     for _ in range(passes):
-        tree = planner.tree()
+        asked.append(planner.tree())
+        tree = asked.popleft()
         draft, verify = machine(tree)
         draft += catch_up * missed if tree.depth else 0.0
         missed = 0 if tree.depth else missed + 1
@@ -71,8 +75,8 @@ def simulate(planner, rates, machine, passes, *, seed=0, first_use=20.0, catch_u
             tree,
             walk(tree, rates, texts),
             cut=False,
-            draft_seconds=draft * clock.gauss(1, 0.03) * slow,
-            verify_seconds=verify * clock.gauss(1, 0.03) * slow,
+            draft_seconds=draft * clock.gauss(1, error) * slow,
+            verify_seconds=verify * clock.gauss(1, error) * slow,
         )
         trees.append(tree)
     return tokens / seconds, trees

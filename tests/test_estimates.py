@@ -173,7 +173,7 @@ def test_costs_measured_before_any_reply_spare_the_planner_its_first_measurement
     costs = Costs()
     costs.expect(verify_seconds=0.002, first_seconds=0.0003, next_seconds=0.0002)
     assert costs.known(OFF) and costs.known(Tree.chain(1))
-    assert costs.seconds(Tree.chain(5)) == pytest.approx(0.002 + 0.0003 + 4 * 0.0002)
+    assert costs.seconds(Tree.chain(5)) == pytest.approx(0.002 * (1 + 5 * costs.EACH_ROW) + 0.0003 + 4 * 0.0002)
     assert Planner(Statistics(), costs).tree().depth > 0
     for _ in range(2):  # what is then observed counts instead
         costs.observe(ONE, 0.0004, 0.003, missed=0)

@@ -123,12 +123,19 @@ def knowing(machine, **options):
     return Planner(Statistics(), costs, **options)
 
 
-@pytest.mark.parametrize("tokens", [4, 8, 16, 32, 48])
-def test_a_reply_of_few_tokens_stakes_no_more_than_three_percent_of_them(tokens):
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("tokens", [4, 8, 16, 32, 48, 64])
+def test_a_reply_of_few_tokens_stakes_no_more_than_three_percent_of_them(tokens, ahead):
+    """By a GPU's own clock, which errs by less than 1%; with a pass under way while the next one is chosen, too."""
     for machine in [*MACHINES.values()][:2]:
         for seed in range(24):
             planner = knowing(machine, tokens=tokens)
-            assert simulate(planner, NEVER, machine, tokens, seed=seed, first_use=1.0)[0] > 0.97
+            options = {"seed": seed, "first_use": 1.0, "ahead": ahead, "error": 0.01}
+            assert simulate(planner, NEVER, machine, tokens - 1, **options)[0] > 0.97
+
+
+@pytest.mark.parametrize("tokens", [4, 8, 16, 32, 48])
+def test_a_reply_of_few_tokens_does_not_find_out_what_drafts_cost(tokens):
     for machine in MACHINES.values():  # costs are not known: to find them out would take too large a share
         assert set(simulate(Planner(tokens=tokens), NEVER, machine, tokens)[1]) == {OFF}
 
