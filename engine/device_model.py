@@ -238,7 +238,7 @@ class DeviceModel:
         self.set_tree(Tree(()))
         self.round.state.zero_()
         self.round.state[rounds.DONE] = 1
-        if self.trunk.device.type != "cuda" or not graphs:
+        if self.trunk.device.type != "cuda" or not (graphs and self.trunk.captures):
             self._warm_up(parts, on_part)
             return
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -294,6 +294,7 @@ class DeviceModel:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
+            self.trunk.captures = False  # said once, and not tried again for larger buffers
             logger.warning(
                 "FastQwen: no CUDA graphs on %s (%s); replies are slower.", self.trunk.device, one_line(error)
             )

@@ -43,6 +43,7 @@ class Trunk:
         """place: given every layer as soon as it is read; what it returns takes the layer's place."""
         self.config, self.device, self.dtype, self.kv = config, reader.device, reader.dtype, kv
         self.pass_kernels = True  # False: keys, values and states of new sequences are used by plain torch
+        self.captures = True  # False: a capture of passes over these weights failed
         self.chunk = CHUNKS.get(reader.device.type, GPU_CHUNK)
         self.rotary = Rotary(config.rotary, reader.device)
         self.embedding = reader.linear("embed_tokens")
