@@ -193,9 +193,11 @@ def test_paths_that_do_not_run_along_parents_are_refused(trunk, start, path):
         state.commit(path)
 
 
-def test_rows_on_both_sides_of_position_32768_equal_one_token_at_a_time(trunk):
-    """There the prefix is cut into longer parts. Keys and values before it are random, and some beyond it are not
-    numbers: nobody may look there."""
+def test_rows_on_both_sides_of_position_32768_equal_one_token_at_a_time_and_the_next_text_is_as_before(trunk, start):
+    """There plain torch cuts the prefix into longer parts. Keys and values before it are random, and some beyond it are
+    not numbers: nobody may look there."""
+    next_text = [1, 2, 3, 4], Tree.chain(3).parents
+    _, before_that = trunk.verify(*next_text, copy.deepcopy(start))
     generator, before = torch.Generator().manual_seed(8), 32763
     state = trunk.new_state(before + 32)
     for layer in state.layers:
@@ -211,11 +213,13 @@ def test_rows_on_both_sides_of_position_32768_equal_one_token_at_a_time(trunk):
     for token in tokens:
         wanted.append(trunk.verify([token], [-1], alone)[1][0])
         alone.commit([0])
-    for start in (0, 8):
-        chain += trunk.verify(tokens[start : start + 8], Tree.chain(7).parents, state)[1]
+    for first in (0, 8):
+        chain += trunk.verify(tokens[first : first + 8], Tree.chain(7).parents, state)[1]
         state.commit(range(8))
     assert all(torch.equal(found, right) for found, right in zip(chain, wanted, strict=True))
     for ours, theirs in zip(state.layers, alone.layers, strict=True):
         if not isinstance(ours, KVCache):
             ours.flush(), theirs.flush()
             assert ours.recurrent.dtype == torch.float32 and torch.equal(ours.recurrent, theirs.recurrent)
+    _, after_that = trunk.verify(*next_text, copy.deepcopy(start))
+    assert all(map(torch.equal, after_that, before_that))
