@@ -9,13 +9,13 @@ its own key and value, wherever they lie. For a query head, with scores t in bit
 
 then o * sigmoid(gate) and one rounding to the output's dtype. The reference is kernels/attention.py's decode_row.
 
-Rows. Of PARTS parts, a number that follows from the numbers of heads, part i has the tiles i, i + PARTS and so on: at
-any length parts have as many tiles or one more, all work at one time, and neighbours are read together. Inside a part
-tiles come in order under a running maximum. A tile of which a row sees nothing multiplies its sums by 1 and adds 0, and
-the merge takes as many parts as the row sees something of. There sums of weights add up in one fixed tree, sums of
-values part by part, the i-th to sum i mod 4, and those in one fixed tree; the own key is last. So a row's bits depend
-on neither its place among the rows, its neighbours, how many are alive, nor the block that worked for it: a row of a
-tree equals the same token decoded alone once its ancestors are committed.
+Rows. Of PARTS parts, a number that follows from the numbers of heads and of the device's multiprocessors, part i has
+the tiles i, i + PARTS and so on: at any length parts have as many tiles or one more, all work at one time, and
+neighbours are read together. Inside a part tiles come in order under a running maximum. A tile of which a row sees
+nothing multiplies its sums by 1 and adds 0, and the merge takes as many parts as the row sees something of. There sums
+of weights add up in one fixed tree, sums of values part by part, the i-th to sum i mod 4, and those in one fixed tree;
+the own key is last. So a row's bits depend on neither its place among the rows, its neighbours, how many are alive, nor
+the block that worked for it: a row of a tree equals the same token decoded alone once its ancestors are committed.
 
 Numbers. int8 codes are exact in fp16, and so are bf16 queries from 2^-17 up (normed queries are far from 65504); fp32
 queries are taken as the sum of two. Products add up in fp32 and the key's scale is applied after. A value's scale is a
@@ -49,8 +49,7 @@ from .attention_control import FLOATS, HEAD_DIMS, TILE, check_cache, want
 from .cache_split import prefer_shared
 from .rows import SLOTS
 
-# Parts of all heads and rows together: two for each multiprocessor of a large GPU. And most of a head, for their merge.
-ALL_PARTS, MOST_PARTS = 264, 66
+MOST_PARTS = 96  # of a head: beyond, their merge takes longer than a multiprocessor's second part saves
 # What benchmarks/attention.py compares with others. The merge: sums that parts join in turn, parts of each in flight,
 # warps, blocks a row and head. The parts: whether the text of kernels/_attention_ptx.py runs where it can, which of its
 # forms, how many tiles a block asks for while the kernels before it run, blocks launched for each multiprocessor.
@@ -89,14 +88,14 @@ def allocate(heads: int, kv_heads: int, head_dim: int, *, slots: int, device, bl
         raise ValueError(f"{heads} query heads over {kv_heads} key-value heads: groups of 1 to 32 are handled")
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"head dimension {head_dim}: {HEAD_DIMS} are handled")
-    parts = parts_of_head(heads, kv_heads)
+    multiprocessors = 4  # in the interpreter: few parts, more than blocks
+    if device.type == "cuda":
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    parts = parts_of_head(heads, kv_heads, multiprocessors)
     places = min(parts, -(-slots // TILE))
     if blocks is None:
-        multiprocessors = 4
-        if device.type == "cuda":
-            multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         # Twice as many as are resident, where there are parts for them: handing them out is quicker than the counter.
-        blocks = BLOCKS * multiprocessors
+        blocks = BLOCKS * multiprocessors if device.type == "cuda" else multiprocessors
     cells = (kv_heads, places, SLOTS * (heads // kv_heads))
     blocks = min(blocks, kv_heads * places * -(-SLOTS // _block_rows(heads // kv_heads)))
     return Workspace(
@@ -109,10 +108,12 @@ def allocate(heads: int, kv_heads: int, head_dim: int, *, slots: int, device, bl
     )
 
 
-def parts_of_head(heads: int, kv_heads: int) -> int:
-    """PARTS: into how many parts the tiles of a key-value head are dealt out."""
+def parts_of_head(heads: int, kv_heads: int, multiprocessors: int) -> int:
+    """PARTS: into how many parts the tiles of a key-value head are dealt out. As many as the multiprocessors work on at
+    one time, two each, or one each where that would be too many to merge."""
     blocks = kv_heads * -(-SLOTS // _block_rows(heads // kv_heads))  # of a part of all heads
-    return max(1, min(MOST_PARTS, ALL_PARTS // blocks))
+    two_each, one_each = (count * multiprocessors // blocks for count in (2, 1))
+    return max(1, min(two_each if two_each <= MOST_PARTS else one_each, MOST_PARTS))
 
 
 def decode_attention(

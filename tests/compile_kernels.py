@@ -196,7 +196,7 @@ def attention_variants(module, append, target):
         ("fp32", 16, 256),
     ):
         group = heads // 4
-        count = kernel_module("decode_attention").parts_of_head(heads, 4)
+        count = kernel_module("decode_attention").parts_of_head(heads, 4, 132)
         shape = {"KV_HEADS": 4, "GROUP": group, "D": dim, "PARTS": count, "DEPENDENT": dependent}
         int8 = kind == "i8"
         parts = {"BLOCK_ROWS": 8 if group == 4 else 4, "M": 32, "T": 64 if int8 else 16, "SPLIT_Q": False}
