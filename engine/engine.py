@@ -249,8 +249,8 @@ class Engine:
             self.mtp_head.short.begin(ids)
         stop_ids, settings = frozenset(self.tokenizer.stop_ids), sampler.settings
         drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k)
-        planner = self._chooser(mtp, settings, tokens=capacity - len(ids))
         model = self._shared_model(capacity, on_step) if len(stop_ids) <= STOPS else None
+        planner = self._chooser(mtp, settings, tokens=capacity - len(ids))  # now that capturing has timed passes
         if model is None:
             session, drafter = Session(self.trunk, capacity), self._drafter(mtp, planner, sampler, capacity)
             return HostPasses(session, drafter, sampler, stop_ids=stop_ids, max_tokens=max_tokens)

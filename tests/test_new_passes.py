@@ -12,6 +12,7 @@ from fastqwen.kernels import rounds
 from fastqwen.kernels.rounds import STOPS
 from fastqwen.kernels.sampling import MAX_TOP_K
 from fastqwen.mtp.drafts import NoDrafts
+from fastqwen.mtp.estimates import Costs
 from fastqwen.mtp.planner import Planner
 from fastqwen.mtp.tree import OFF, Tree
 
@@ -53,6 +54,18 @@ def test_what_the_gpu_cannot_draw_the_host_draws_between_halves_of_a_pass(engine
     assert passes.session.state is model.state and not model.state.length
     assert type(passes_of(engine, "auto", top_k=MAX_TOP_K + 1)) is HostDrawnPasses
     assert type(passes_of(engine, "auto", greedy=True, top_k=MAX_TOP_K + 1)) is DevicePasses
+
+
+def test_the_first_reply_already_knows_what_passes_cost_where_capturing_them_has_shown_it(engine, on_gpu, monkeypatch):
+    costs, shared = Costs(), engine._shared_model
+    monkeypatch.setattr(engine, "_costs", costs)
+
+    def captured(capacity, on_step):
+        costs.expect(verify_seconds=0.002, first_seconds=0.0002, next_seconds=0.0002)
+        return shared(capacity, on_step)
+
+    monkeypatch.setattr(engine, "_shared_model", captured)
+    assert passes_of(engine, "auto", top_k=20)._planner.tree().depth > 1  # a careful start is a chain of one
 
 
 def test_a_state_that_a_reply_left_is_emptied_for_the_next(engine, on_gpu):
