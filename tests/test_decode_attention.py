@@ -1,6 +1,7 @@
 """The decode attention kernels: right to a derived bound, and each row the same whatever surrounds it, bit for bit."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -118,6 +119,21 @@ def test_every_row_is_within_the_derived_bound_of_float64(kind, heads, kv_heads,
         assert ((found[row] - wanted).abs() <= bound).all()
         assert bound.amax() < 0.1 * wanted.abs().amax()  # a result of zeros would not pass
     assert found.shape[0] == tree.rows
+
+
+@pytest.mark.parametrize("kind", ["int8", "bf16"])
+@pytest.mark.parametrize("parts", [1, 3, 5])
+def test_any_number_of_parts_is_right_in_a_cache_that_the_rows_fill(kind, parts):
+    """Four tiles: all in one part, one part with two, and a part without any."""
+    case = Case(kind, 4, 1, 128, 253, capacity=248)  # rows have eight slots more
+    assert case.cache.keys.numbers.shape[1] == 256
+    case.workspace = replace(case.workspace, parts=parts)
+    chain = [case.content(level, min(level, 1)) for level in range(3)]
+    found = case.run(chain, (-1, 0, 1)).double()
+    for depth, (q, _, _) in enumerate(chain):
+        wanted, bound = case.exact(q, 253 + depth, 253 + depth)
+        assert ((found[depth] - wanted).abs() <= bound).all()
+    assert not found[3:].any()
 
 
 # Lengths that put the rows of one tree on both sides of a tile's end, and of where the first part has one tile more.
