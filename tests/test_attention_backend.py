@@ -9,7 +9,7 @@ import torch
 from fastqwen.attention import KINDS, KVCache, backend
 from fastqwen.engine.backends import choices
 from fastqwen.kernels import decode_attention
-from fastqwen.kernels.attention_control import new_control
+from fastqwen.kernels.attention_control import LENGTH, TILE, new_control
 from fastqwen.kernels.rows import ancestors
 from fastqwen.model.load import load_model
 from fastqwen.mtp.tree import Tree
@@ -96,6 +96,18 @@ def test_self_check_compares_with_the_reference(kind, monkeypatch):
     assert backend._wrong_result(DEVICE, kind, dtype) is None
     monkeypatch.setattr(backend, "decode_row", lambda q, *rest: torch.ones_like(q, dtype=torch.float32))
     assert backend._wrong_result(DEVICE, kind, dtype) == f"{kind}: attention differs"
+
+
+def test_self_check_has_parts_of_many_tiles_and_a_block_with_two_parts(monkeypatch):
+    seen = []
+
+    def spied(*arguments, control, workspace, **rest):
+        seen.append((int(control[LENGTH]), workspace.parts, workspace.blocks))
+        return decode_attention.decode_attention(*arguments, control=control, workspace=workspace, **rest)
+
+    monkeypatch.setattr(backend, "decode_attention", spied)
+    assert backend._wrong_result(DEVICE, "int8", torch.bfloat16 if ON_GPU else torch.float32) is None
+    assert all(length > 3 * TILE * parts and 1 < parts > blocks for length, parts, blocks in seen) and seen
 
 
 def test_where_attention_in_ptx_is_wrong_tritons_own_form_is_used(monkeypatch, caplog):
