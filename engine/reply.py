@@ -107,6 +107,8 @@ class Reply:
                         self._meter.stop_reason = STOP_TEXT
                         break
             yield from self._text.finish()
+        except GeneratorExit:  # closed by who read it, which is no error
+            raise
         except BaseException as error:
             self._error = error
             raise

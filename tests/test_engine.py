@@ -125,6 +125,16 @@ def test_interrupt_ends_the_reply_with_what_was_written(engine):
     assert result.report.stop_reason == "interrupted" and len(result.token_ids) == 6
 
 
+def test_a_reply_that_its_reader_closed_has_no_result_and_says_so(engine):
+    reply = engine.reply("a fox", max_tokens=8)
+    deltas = iter(reply)
+    next(deltas)
+    deltas.close()
+    with pytest.raises(RuntimeError, match="closed before its end"):
+        reply.result()
+    assert engine.generate("a fox", max_tokens=3).token_ids
+
+
 def test_engine_is_usable_after_a_callback_raised(engine):
     def on_step(progress):
         raise KeyboardInterrupt
