@@ -21,6 +21,8 @@ from statistics import median
 import torch
 
 from ..engine import SamplingSettings, load, resolve_path
+from ..option_types import whole
+from ..weights import FastQwenError
 from .same_text import PROMPTS
 from .scripts import one_sentence
 
@@ -76,7 +78,10 @@ def measure(engine, knowledge, prompts, length: int, kind: str, repeats: int) ->
 
 
 def random_engine(shape: str, device: str):
-    """An engine over random weights whose replies do not end before their length."""
+    """An engine over random weights whose replies do not end before their length. Raises FastQwenError for a real size
+    without a GPU: minutes would go by drawing its numbers and hours reading them."""
+    if shape != "small" and not torch.cuda.is_available():
+        raise FastQwenError(f"--shape {shape} needs a GPU and found none: take --shape small, or --model demo.")
     from .random_file import small_config, write_random_checkpoint
     from .random_model import model_config
 
@@ -95,9 +100,9 @@ def main():
     parser.add_argument("--model", default="demo")
     parser.add_argument("--shape", choices=("9b", "27b", "small"), help="random weights of this size instead")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--prompts", type=int, default=30)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[16, 32, 64])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompts", type=whole(1), default=30)
+    parser.add_argument("--lengths", type=whole(2, "tokens"), nargs="+", default=[16, 32, 64])
+    parser.add_argument("--repeats", type=whole(1), default=5)
     arguments = parser.parse_args()
     name, device = arguments.shape or arguments.model, arguments.device
     engine = random_engine(name, device) if arguments.shape else load(name, device=device)

@@ -8,7 +8,7 @@ import itertools
 import triton
 import triton.language as tl
 
-from ._attention_parts import TILE, part_of, parts_before
+from ._attention_parts import TILE, item_at, items_of, part_of
 from ._attention_ptx import CONSTRAINTS as _CONSTRAINTS
 from ._attention_ptx import extent, program, shared_bytes
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
@@ -74,13 +74,6 @@ def _extent(p_control, TEXT: tl.constexpr):
 
 
 @triton.jit
-def _items(rows, last, KV_HEADS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr):
-    """(blocks of rows, parts of every head and block of rows)."""
-    row_blocks = 1 if BLOCK_ROWS == 8 else tl.maximum((rows + BLOCK_ROWS - 1) // BLOCK_ROWS, 1)
-    return row_blocks, parts_before(last, PARTS) * KV_HEADS * row_blocks
-
-
-@triton.jit
 def _ask_ahead(p_keys, p_values, at, tiles, D: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr):
     """Asks for the first AHEAD tiles of a part, whose slots start at `at`, into the L2: harmless wherever that is."""
     thread = tl.inline_asm_elementwise(_THREAD, "=r,r", [tiles], dtype=tl.int32, is_pure=True, pack=1)
@@ -117,12 +110,11 @@ def decode_attention_block_kernel(
     going = item >= 0
     while going:
         last = tl.minimum(last, slots)  # it may be another cache's, as long as it is early
-        row_blocks, items = _items(rows, last, KV_HEADS, BLOCK_ROWS, PARTS)
+        row_blocks, items = items_of(rows, last, KV_HEADS, BLOCK_ROWS, PARTS)
         taken = item * 0
         if item < items:
-            first_row = item % row_blocks * BLOCK_ROWS
-            kv_head = item // row_blocks % KV_HEADS
-            part = item // row_blocks // KV_HEADS
+            row_block, kv_head, part = item_at(item, row_blocks, KV_HEADS)
+            first_row = row_block * BLOCK_ROWS
             start, tiles = part_of(part, last, PARTS)
             at = kv_head.to(tl.int64) * slots + start
             cell = (kv_head.to(tl.int64) * places + part) * (8 * GROUP) + first_row * GROUP

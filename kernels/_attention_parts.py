@@ -22,6 +22,19 @@ def part_of(index, last, PARTS: tl.constexpr):
 
 
 @triton.jit
+def items_of(rows, last, KV_HEADS: tl.constexpr, BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """(blocks of rows, parts of every key-value head and block of rows, of the slots below `last`)."""
+    row_blocks = 1 if BLOCK_ROWS == 8 else tl.maximum((rows + BLOCK_ROWS - 1) // BLOCK_ROWS, 1)
+    return row_blocks, parts_before(last, PARTS) * KV_HEADS * row_blocks
+
+
+@triton.jit
+def item_at(index, row_blocks, KV_HEADS: tl.constexpr):
+    """(block of rows, key-value head, part) of one of the items that `items_of` counts."""
+    return index % row_blocks, index // row_blocks % KV_HEADS, index // row_blocks // KV_HEADS
+
+
+@triton.jit
 def exponent(scale):
     """A scale as (exponent, mantissa, 2^-exponent), floats: scale = mantissa 2^exponent, mantissa in [1, 2).
 

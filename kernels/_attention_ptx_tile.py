@@ -286,12 +286,8 @@ class Tile:
             f"mul.f32 {low}, {low}, mantissa_0;",
             f"mul.f32 {high}, {high}, mantissa_1;",
             f"cvt.rn.f16x2.f32 {packed}, {high}, {low};",
-            f"st.shared.b32 [pw+{self.weight_at(n, e)}], {packed};",
+            f"st.shared.b32 [pw+{256 * n + 32 * e}], {packed};",
         )
-
-    def weight_at(self, n, e):
-        """Where the weights of column 8 n + e + 2 t go, behind `pw`."""
-        return 256 * n + 32 * e
 
     def shrink(self):
         """Brings the sums under the running maximum that the last weights are of."""

@@ -12,7 +12,7 @@ from ._attention_fragments import (
     store_sums,
     value_fragments,
 )
-from ._attention_parts import TILE, exponent, part_of, parts_before
+from ._attention_parts import TILE, exponent, item_at, items_of, part_of, parts_before
 from ._dependent_launch import gdc_launch_dependents, gdc_wait
 from ._float_products import dot
 
@@ -137,15 +137,12 @@ def decode_attention_parts_kernel(
     length = tl.load(p_control + LENGTH)
     rows = tl.minimum(tl.load(p_control + ROWS), 8)
     last = tl.max(tl.where(o_slot < rows, length + tl.load(p_control + DEPTHS + o_slot), 0), 0)
-    parts = parts_before(last, PARTS)
-    row_blocks = 1 if BLOCK_ROWS == 8 else (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-    items = parts * KV_HEADS * row_blocks
+    row_blocks, items = items_of(rows, last, KV_HEADS, BLOCK_ROWS, PARTS)
     item = tl.program_id(0)
     blocks = tl.num_programs(0)
     while item < items:
-        first_row = item % row_blocks * BLOCK_ROWS
-        kv_head = item // row_blocks % KV_HEADS
-        part = item // row_blocks // KV_HEADS
+        row_block, kv_head, part = item_at(item, row_blocks, KV_HEADS)
+        first_row = row_block * BLOCK_ROWS
         start, tiles = part_of(part, last, PARTS)
         head = kv_head.to(tl.int64) * slots
         p_k = p_keys + head * D

@@ -4,7 +4,7 @@ Nothing here changes the text: a tree only decides how many tokens a pass yields
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .acceptance import Accepted
 from .estimates import Costs, Statistics, expected_tokens
@@ -32,24 +32,15 @@ CREDIT, CREDIT_LIMIT = 1.0, 6.0
 FIRST_ALLOWANCE, KNOWN_ALLOWANCE, FIRST_PASSES, ALLOWANCE = 0.01, 0.006, 64, 0.012
 
 
-def choose(
-    options: Iterable[Tree],
-    rates: Sequence[Sequence[float]],
-    seconds: Callable[[Tree], float],
-    current: Tree,
-    gain: float = GAIN,
-) -> Tree:
-    """The option with the most expected tokens per second; `current` unless that one has `gain` times as many."""
-    options = list(options)
-    return _fastest(options, _speeds([*options, current], rates, seconds), current, gain)
+def expected_speeds(
+    trees: Iterable[Tree], rates: Sequence[Sequence[float]], seconds: Callable[[Tree], float]
+) -> dict[Tree, float]:
+    """Expected tokens per second of each tree. rates: q[level][rank], both from 0; seconds: what a pass of it takes."""
+    return {tree: expected_tokens(tree.widths, rates) / seconds(tree) for tree in trees}
 
 
-def _speeds(options, rates, seconds):
-    """Expected tokens per second by tree."""
-    return {tree: expected_tokens(tree.widths, rates) / seconds(tree) for tree in options}
-
-
-def _fastest(options, speeds, current, gain=GAIN):
+def choose(options: Iterable[Tree], speeds: Mapping[Tree, float], current: Tree, gain: float = GAIN) -> Tree:
+    """The option of the highest speed; `current`, which has one too, unless that is `gain` times as high."""
     best = max(options, key=speeds.__getitem__)
     return best if speeds[best] >= gain * speeds[current] else current
 
@@ -232,8 +223,8 @@ class Planner:
     def _choose(self) -> None:
         self._since_choice = 0
         options = self._prudent(*OPTIONS)
-        speeds = _speeds(OPTIONS, self.statistics.rates(), self.costs.seconds)
-        best = _fastest(OPTIONS, speeds, self._current)
+        speeds = expected_speeds(OPTIONS, self.statistics.rates(), self.costs.seconds)
+        best = choose(OPTIONS, speeds, self._current)
         current = self._current if self._current in options else OFF
-        self._current = _fastest(options, speeds, current)
+        self._current = choose(options, speeds, current)
         self._wanted = None if best in options or self._current == OFF else best

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fastqwen.attention import KVCache
 from fastqwen.kernels.attention_control import TILE, new_control, write_control
-from fastqwen.kernels.decode_attention import allocate, decode_attention, parts_of_head
+from fastqwen.kernels.decode_attention import MOST_PARTS, allocate, decode_attention, parts_of_head
 from fastqwen.kernels.rows import cache_offsets, depths
 from fastqwen.mtp.tree import Tree, all_shapes
 
@@ -142,7 +142,8 @@ STRIDE = TILE * (
     if ON_GPU
     else parts_of_head(1, 1, 4)
 )
-LENGTHS = [0, 60, gpu(1), gpu(127), gpu(128), gpu(129), gpu(4093), STRIDE - 3, gpu(STRIDE), gpu(8 * STRIDE - 1)]
+LENGTHS = [0, 60, gpu(1), gpu(127), gpu(128), gpu(129), gpu(2045), gpu(4095), gpu(4097), gpu(32765)]
+LENGTHS += [STRIDE - 3, gpu(STRIDE), gpu(8 * STRIDE - 1)]
 FEW = [(), (1, 1, 1, 1, 1, 1, 1), (7,), (2, 3, 1, 1), (1, 1, 5)]
 
 
@@ -215,6 +216,20 @@ def test_no_rows_alive_gives_zeros():
     case.run([case.content(0, 0)], (-1,))
     case.control[1] = 0
     assert not case.attend(case.rows([case.content(0, 0)])[0]).any()
+
+
+def test_parts_are_two_for_each_multiprocessor_or_one_and_never_too_many_to_merge():
+    for multiprocessors in (1, 14, 84, 128, 132, 170, 304):
+        for heads, kv_heads, blocks in (
+            (16, 4, 4),
+            (24, 4, 8),
+            (8, 2, 2),
+            (64, 8, 16),
+        ):  # blocks: of a part of all heads
+            parts = parts_of_head(heads, kv_heads, multiprocessors)
+            assert 1 <= parts <= MOST_PARTS and (parts == 1 or parts * blocks <= 2 * multiprocessors)
+            assert parts == MOST_PARTS or (parts + 1) * blocks > multiprocessors  # none is without a part
+    assert [parts_of_head(heads, 4, 132) for heads in (16, 24)] == [66, 33]
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ import random
 
 import pytest
 from fastqwen.mtp.estimates import Costs, Statistics, expected_tokens
-from fastqwen.mtp.planner import OPTIONS, PROBE, Fixed, Planner, choose
+from fastqwen.mtp.planner import OPTIONS, PROBE, Fixed, Planner, choose, expected_speeds
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
 from planning import MACHINES, NEVER, ONE, TEXTS, best_fixed, mean, simulate, walk
 
@@ -20,16 +20,17 @@ def test_options_are_off_short_chains_and_every_full_tree():
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 @pytest.mark.parametrize("rates", [*TEXTS.values(), NEVER], ids=[*TEXTS, "never"])
 def test_known_rates_and_costs_give_the_best_option(rates, machine):
-    chosen = choose(OPTIONS, rates, lambda tree: sum(machine(tree)), OFF, gain=1.0)
+    chosen = choose(OPTIONS, expected_speeds(OPTIONS, rates, lambda tree: sum(machine(tree))), OFF, gain=1.0)
     assert expected_tokens(chosen.widths, rates) / sum(machine(chosen)) == best_fixed(rates, machine)
 
 
 def test_the_current_tree_stays_unless_another_gains_three_percent():
-    rates = [[0.5, 0.0]]
-    assert choose([OFF, ONE], rates, lambda tree: 1.47 if tree.depth else 1.0, OFF) == OFF
-    assert choose([OFF, ONE], rates, lambda tree: 1.45 if tree.depth else 1.0, OFF) == ONE
-    assert choose([OFF, ONE], rates, lambda tree: 1.53 if tree.depth else 1.0, ONE) == ONE
-    assert choose([OFF, ONE], rates, lambda tree: 1.55 if tree.depth else 1.0, ONE) == OFF
+    def after(current, seconds):
+        speeds = expected_speeds([OFF, ONE], [[0.5, 0.0]], lambda tree: seconds if tree.depth else 1.0)
+        return choose([OFF, ONE], speeds, current)
+
+    assert after(OFF, 1.47) == OFF and after(OFF, 1.45) == ONE
+    assert after(ONE, 1.53) == ONE and after(ONE, 1.55) == OFF
 
 
 # ---- whole replies ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fastqwen.kernels import attention, causal_conv, delta_rule, rms_norm
+from fastqwen.kernels.attention_control import TILE
 from fastqwen.kernels.rows import each_row
 
 ROUNDING = 8 * 2**-24
@@ -126,6 +127,15 @@ def attend(q, keys, values):
     keys, values = (x.double().repeat_interleave(group, 0) for x in (keys, values))
     weights = torch.softmax((keys @ q.double()[:, :, None])[..., 0] * q.shape[-1] ** -0.5, -1)
     return (weights[:, None] @ values)[:, 0]
+
+
+def test_parts_of_the_prefix_are_whole_tiles_that_begin_at_multiples_of_their_length():
+    start = 0
+    while start < 80_000:
+        length = attention.part_at(start)
+        assert start % length == 0 and length % TILE == 0 and attention.PREFILL_TILE % length == 0
+        start += length
+    assert length == attention.LONG_PART
 
 
 @pytest.mark.parametrize("position", [0, 1, 127, 128, 129, 700, 4095, 4096, 4097, 5000, 32768, 33000])
