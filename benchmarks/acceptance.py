@@ -24,19 +24,9 @@ from ..mtp.drafts import NoDrafts
 from ..mtp.head_drafts import HeadDrafts
 from ..mtp.planner import Fixed
 from ..mtp.tree import Tree
+from .prompts import KINDS
 from .scripts import one_sentence
 
-KINDS = {  # kind -> (prompt, whether the chat template is put around it)
-    "code": ("Write a function that adds two numbers.", True),
-    "list": ("List five things to pack for the beach.", True),
-    "prompt": ("Write a prompt for a picture of a lighthouse.", True),
-    "story": ("Write a short story about a red kite.", True),
-    "plain prose": (
-        "The harbour was quiet that morning, and for the first time since the storm the fishermen stood together "
-        "on the quay and talked about the boats that had not come back.",
-        False,
-    ),
-}
 VARIANTS = ("coupled", "argmax", "empty")
 TEMPERATURES = (0.0, 0.7, 1.0)
 
@@ -72,9 +62,9 @@ def reply(engine, ids, settings, seed, tokens, variant=None):
 
 def prompt_ids(engine, kind: str, context: int = 0) -> list[int]:
     """A kind's prompt; where it is to have `context` tokens, behind as much prose."""
-    prompt, template = KINDS[kind]
-    ids = engine.template.prompt_ids(prompt, system=None, thinking=False, raw=not template)
-    prose = engine.template.prompt_ids(KINDS["plain prose"][0] + " ", raw=True)
+    prompts, template = KINDS[kind]
+    ids = engine.template.prompt_ids(prompts[0], system=None, thinking=False, raw=not template)
+    prose = engine.template.prompt_ids(KINDS["plain prose"][0][0] + " ", raw=True)
     before = max(0, context - len(ids))
     return (prose * (before // len(prose) + 1))[:before] + ids
 

@@ -1,6 +1,6 @@
 """Which tree is best, and how near `auto` comes: replayed over where a model's own tokens stood in its head's lists.
 
-python -m fastqwen.benchmarks.replay [--model demo-bf16] [--tokens 120] [--seeds 2] [--record FILE]
+python -m fastqwen.benchmarks.replay [--model demo-bf16] [--tokens 100] [--texts 14] [--record FILE]
 
 Texts are written by plain decoding. At each of their places the head drafts a chain of seven lists of seven, and the
 rank of the text's own token is noted per level, as far as rank 1 goes. Every shape and the planner then run over these
@@ -8,13 +8,15 @@ ranks with the pass times of a GPU (PASS_TIMES), so one recording serves every t
 the ranks in a file, or takes them from it if it is there.
 
 "once": one pass over the texts of a row, the planner started cold. "on": the same texts ten times over, one
-planner for all, which is what a server of one kind of text sees. For the demo: demo model, synthetic text.
+planner for all, which is what a server of one kind of text sees. "first": every text by itself, the planner started
+cold on each. For the demo: demo model, synthetic text.
 """
 
 import argparse
 import json
 import statistics
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,7 +28,8 @@ from ..mtp.estimates import LEVELS, Costs, Statistics
 from ..mtp.planner import OPTIONS, Planner, name
 from ..mtp.tree import Tree
 from ..weights import FastQwenError
-from .acceptance import KINDS, TEMPERATURES
+from .acceptance import TEMPERATURES
+from .prompts import KINDS
 from .scripts import one_sentence
 
 Ranks = list[
@@ -49,42 +52,51 @@ class PassTimes:
         return draft, self.verify
 
 
+FORMS = ("post", "pre")  # what the head is fed: its output after or before its norm (mtp/head.py)
+SAMPLING = {"top_k": 20, "top_p": 0.95}
 PASS_TIMES = PassTimes(2.08, 0.238, 0.220, "measured: 9B, W4A8, on an H200 (results/bench_decode_h200.jsonl)")
 
 
-def record(engine, kind: str, temperature: float, seed: int, tokens: int, *, pre_norm: bool = False) -> Ranks:
-    """Ranks at every place of one reply. `pre_norm`: see mtp/head.py."""
-    prompt, template = KINDS[kind]
-    settings = SamplingSettings(temperature=temperature, top_k=20, top_p=0.95)
-    options = dict(settings=settings, seed=seed, max_tokens=tokens, template=template, mtp="off")
+def record(engine, kind: str, temperature: float, number: int, tokens: int) -> dict[str, Ranks]:
+    """Ranks at every place of one reply, to a kind's prompt of this number and with that seed, by form of the head."""
+    prompts, template = KINDS[kind]
+    prompt, settings = prompts[number], SamplingSettings(temperature=temperature, **SAMPLING)
+    options = dict(settings=settings, seed=number, max_tokens=tokens, template=template, mtp="off")
     reply = list(engine.generate(prompt, **options).token_ids)
     ids = engine.template.prompt_ids(prompt, system=None, thinking=False, raw=not template)
-    sampler = Sampler(settings, seed, min(engine.tokenizer.size, engine.config.vocab_size))
-    text, trunk, head = [*ids, *reply], engine.trunk, engine.mtp_head
-    head.pre_norm = pre_norm
+    sampler = Sampler(settings, number, min(engine.tokenizer.size, engine.config.vocab_size))
+    text, trunk = [*ids, *reply], engine.trunk
     with torch.inference_mode():
-        embeddings, places = trunk.embed(text), torch.arange(len(text) + LEVELS, device=trunk.device).expand(3, -1)
+        embeddings = trunk.embed(text)
         hidden = trunk.prefill(embeddings, trunk.new_state(len(text)))  # kinds and tokens keep it within one chunk
-        cache = head.new_cache(len(text) + LEVELS, kind=trunk.kv, device=trunk.device)
-        head.prefill(embeddings[1 : len(ids)], hidden[: len(ids) - 1], places[:, : len(ids) - 1], cache=cache)
-        ranks = []
-        for count in range(1, len(reply)):
-            at = len(ids) + count - 2  # the row whose next token is reply[count - 1], a pass's root
-            output = head.prefill(embeddings[at + 1 : at + 2], hidden[at : at + 1], places[:, at : at + 1], cache=cache)
-            committed = cache.length
-            found: list[int] = []
-            for level in range(min(LEVELS, len(reply) - count)):
-                history = torch.tensor(reply[: count + level], device=trunk.device)
-                row = trunk.logits(head.for_logits(output))[0]
-                candidates = sampler.candidates(row, history, len(history), LEVELS)
-                token = reply[count + level]
-                found.append(candidates.index(token) + 1 if token in candidates else 0)
-                if found[-1] != 1 or level + 1 == min(LEVELS, len(reply) - count):
-                    break
-                place = places[:, at + 1 + level : at + 2 + level]
-                output = head.prefill(embeddings[at + 2 + level : at + 3 + level], output, place, cache=cache)
-            cache.truncate(committed)
-            ranks.append(found)
+        return {form: ranks_of(engine, sampler, reply, embeddings, hidden, form=form) for form in FORMS}
+
+
+def ranks_of(engine, sampler: Sampler, reply: list[int], embeddings, hidden, *, form: str) -> Ranks:
+    """Where a reply's tokens stand in the lists of the head, given the rows of the prompt and the reply."""
+    trunk, head, start = engine.trunk, engine.mtp_head, len(embeddings) - len(reply)
+    places = torch.arange(len(embeddings) + LEVELS, device=trunk.device).expand(3, -1)
+    head.pre_norm = form == "pre"
+    cache = head.new_cache(len(embeddings) + LEVELS, kind=trunk.kv, device=trunk.device)
+    head.prefill(embeddings[1:start], hidden[: start - 1], places[:, : start - 1], cache=cache)
+    ranks = []
+    for count in range(1, len(reply)):
+        at = start + count - 2  # the row whose next token is reply[count - 1], a pass's root
+        output = head.prefill(embeddings[at + 1 : at + 2], hidden[at : at + 1], places[:, at : at + 1], cache=cache)
+        committed = cache.length
+        found: list[int] = []
+        for level in range(min(LEVELS, len(reply) - count)):
+            history = torch.tensor(reply[: count + level], device=trunk.device)
+            row = trunk.logits(head.for_logits(output))[0]
+            candidates = sampler.candidates(row, history, len(history), LEVELS)
+            token = reply[count + level]
+            found.append(candidates.index(token) + 1 if token in candidates else 0)
+            if found[-1] != 1 or level + 1 == min(LEVELS, len(reply) - count):
+                break
+            place = places[:, at + 1 + level : at + 2 + level]
+            output = head.prefill(embeddings[at + 2 + level : at + 3 + level], output, place, cache=cache)
+        cache.truncate(committed)
+        ranks.append(found)
     head.pre_norm = False
     return ranks
 
@@ -127,38 +139,50 @@ def fixed(texts: list[Ranks], tree: Tree, times: PassTimes) -> tuple[float, floa
 
 
 def auto(texts: list[Ranks], times: PassTimes) -> dict:
-    """The planner over the texts: what it wrote a millisecond, and the same with every pass at its shape's mean.
+    """A planner that starts cold, over the texts: what it wrote a millisecond, and the same with every pass at its
+    shape's mean over all places of the texts.
 
     The mean takes chance out of a few passes: which of a text's places happened to start one.
     """
+    known, costs = Statistics(), Costs()
+    costs.expect(  # as an engine does that has captured its passes
+        verify_seconds=times.verify / 1e3, first_seconds=times.first_level / 1e3, next_seconds=times.next_level / 1e3
+    )
+    _, speed, shapes = replay(texts, times, lambda: Planner(known, costs))
+    trees = {name(tree): tree for tree in OPTIONS}
+    spent = sum(count * sum(times.of(trees[shape])) for shape, count in shapes.items())
+    expected = sum(count * fixed(texts, trees[shape], times)[0] for shape, count in shapes.items())
+    most = max(shapes, key=lambda shape: shapes[shape])
+    return dict(tokens=expected / sum(shapes.values()), speed=expected / spent, replayed=speed, shape=most)
 
-    def run(texts):
-        known, costs = Statistics(), Costs()
-        costs.expect(  # as an engine does that has captured its passes
-            verify_seconds=times.verify / 1e3, first_seconds=times.first_level / 1e3,
-            next_seconds=times.next_level / 1e3,
-        )  # fmt: skip
-        tokens, speed, shapes = replay(texts, times, lambda: Planner(known, costs))
-        trees = {name(tree): tree for tree in OPTIONS}
-        means = {shape: fixed(texts, trees[shape], times)[0] for shape in shapes}
-        spent = sum(count * sum(times.of(trees[shape])) for shape, count in shapes.items())
-        expected = sum(count * means[shape] for shape, count in shapes.items())
-        most = max(shapes, key=lambda shape: shapes[shape])
-        return dict(tokens=expected / sum(shapes.values()), speed=expected / spent, replayed=speed, shape=most)
 
-    return {"once": run(texts), "on": run(texts * 10)}
+def first_replies(texts: list[Ranks], best: Tree, times: PassTimes) -> dict:
+    """Shares of speed, the mean over texts and the least, with a planner that starts cold on each.
+
+    "first" is of the best shape of the row, "first_own" of the one that is best for this text alone, in hindsight.
+    """
+    row, own = [], []
+    for text in (text for text in texts if text):
+        speed = auto([text], times)["speed"]
+        row.append(speed / fixed([text], best, times)[1])
+        own.append(speed / max(fixed([text], tree, times)[1] for tree in OPTIONS))
+    return {
+        "first": statistics.mean(row), "first_least": min(row),
+        "first_own": statistics.mean(own), "first_own_least": min(own),
+    }  # fmt: skip
 
 
 def measure(kind: str, temperature: float, texts: list[Ranks], times: PassTimes) -> dict:
     """One row of the table."""
     speeds = {tree: fixed(texts, tree, times) for tree in OPTIONS}
     best = max(speeds, key=lambda tree: speeds[tree][1])
-    found = auto(texts, times)
+    found = {"once": auto(texts, times), "on": auto(texts * 10, times)}
     row = {"kind": kind, "temperature": temperature, "places": sum(map(len, texts)), "best": name(best)}
     row |= {"best_tokens": speeds[best][0], "best_speed": speeds[best][1], "off_speed": 1 / times.verify}
     for which, result in found.items():
         row |= {f"auto_{which}_{key}": value for key, value in result.items()}
         row[f"auto_{which}_share"] = result["speed"] / speeds[best][1]
+    row |= first_replies(texts, best, times)
     return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
 
 
@@ -168,21 +192,26 @@ def chain_accepted(texts: list[Ranks], depth: int) -> float:
 
 
 def recorded(arguments) -> dict[str, list[Ranks]]:
-    """Texts' ranks by "kind/temperature/post or pre". Raises FastQwenError for a file that holds another recording."""
+    """Texts' ranks by "kind/temperature/form". Raises FastQwenError for a file that holds another recording, and for
+    more texts than there are prompts."""
     path = Path(arguments.record) if arguments.record else None
-    made_by = {"model": arguments.model, "tokens": arguments.tokens, "seeds": arguments.seeds}
+    most = min(len(prompts) for prompts, _ in KINDS.values())
+    if not 1 <= arguments.texts <= most:
+        raise FastQwenError(f"{arguments.texts} texts were asked for; a kind has prompts for 1 to {most}.")
+    made_by = {"model": arguments.model, "tokens": arguments.tokens, "texts": arguments.texts}
+    made_by["sampling"] = {"temperatures": list(TEMPERATURES), **SAMPLING}
+    made_by["prompts"] = {kind: list(prompts[: arguments.texts]) for kind, (prompts, _) in KINDS.items()}
     if path and path.exists():
         return _read(path, made_by)
     engine, table = load(arguments.model, device=arguments.device), {}
-    for kind in KINDS:
-        for temperature in TEMPERATURES:
-            for form in ("post", "pre"):
-                seeds = range(arguments.seeds if temperature else 1)
-                make = [record(engine, kind, temperature, s, arguments.tokens, pre_norm=form == "pre") for s in seeds]
-                table[f"{kind}/{temperature}/{form}"] = make
+    for kind, temperature in product(KINDS, TEMPERATURES):
+        texts = [record(engine, kind, temperature, number, arguments.tokens) for number in range(arguments.texts)]
+        for form in FORMS:
+            table[f"{kind}/{temperature}/{form}"] = [text[form] for text in texts]
     if path:
         unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps(made_by | {"ranks": table}))
+        by = {"torch": torch.__version__, "device": str(engine.device)}
+        unfinished.write_text(json.dumps(made_by | by | {"ranks": table}))
         unfinished.replace(path)
     return table
 
@@ -190,12 +219,12 @@ def recorded(arguments) -> dict[str, list[Ranks]]:
 def _read(path: Path, made_by: dict) -> dict[str, list[Ranks]]:
     try:
         found = json.loads(path.read_text())
-        same = all(found[key] == value for key, value in made_by.items())
+        others = [f"{key} {str(found[key])[:60]}" for key, value in made_by.items() if found[key] != value]
         table = found["ranks"]
     except (OSError, ValueError, KeyError, TypeError):
         raise FastQwenError(f"'{path}' is no recording of this benchmark: give a new name, or delete it.") from None
-    if not same:
-        raise FastQwenError(f"'{path}' records { ({key: found[key] for key in made_by}) }, asked for is {made_by}.")
+    if others:
+        raise FastQwenError(f"'{path}' was recorded with {', '.join(others)}: not what is asked for now.")
     return table
 
 
@@ -204,8 +233,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo-bf16")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--tokens", type=int, default=120)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--texts", type=int, default=14)
     parser.add_argument("--record")
     arguments = parser.parse_args()
     table, rows = recorded(arguments), []
@@ -221,7 +250,7 @@ def main():
             rows.append(row)
             print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     facts = {"what": "best shape and auto, replayed", "model": arguments.model, "pass_times_ms": asdict(PASS_TIMES)}
-    print(json.dumps({**facts, "tokens": arguments.tokens, "seeds": arguments.seeds, "rows": rows}))
+    print(json.dumps({**facts, "tokens": arguments.tokens, "texts": arguments.texts, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import json
 from ..engine import SamplingSettings, load
 from ..mtp.short_head import ShortHead
 from ..weights.quantize import FORMATS
-from .acceptance import KINDS, reply
+from .acceptance import reply
+from .prompts import KINDS
 from .scripts import one_sentence
 
 KEPT = "kept"
@@ -61,8 +62,8 @@ def short_heads(engine, rows: list[int], formats: list[str]) -> dict[str, ShortH
 
 def measure(engine, kind: str, temperature: float, variants: dict, tokens: int, seeds: int) -> dict:
     """Drafts accepted a pass by variant, over `seeds` replies, and their tokens."""
-    prompt, template = KINDS[kind]
-    ids = engine.template.prompt_ids(prompt, system=None, thinking=False, raw=not template)
+    prompts, template = KINDS[kind]
+    ids = engine.template.prompt_ids(prompts[0], system=None, thinking=False, raw=not template)
     settings = SamplingSettings(temperature=temperature, top_k=20, top_p=0.95)
     found, count = {name: [0, 0] for name in variants}, 0
     for seed in range(seeds if temperature else 1):

@@ -8,6 +8,7 @@ import sys
 import pytest
 import tiny
 import torch
+from fastqwen.benchmarks.prompts import KINDS
 from fastqwen.engine import load
 
 pytest.importorskip("triton")
@@ -15,6 +16,11 @@ SCRIPTS = (
     "attention", "cache_memory", "deltanet", "draft_head", "float_linear", "linear_sweep", "prefill",
     "prefill_attention", "prefix_cache", "prepare_variants", "streaming", "vision",
 )  # fmt: skip
+RECORDED = {
+    "model": "demo", "tokens": 7, "texts": 1, "ranks": {},
+    "sampling": {"temperatures": [0.0, 0.7, 1.0], "top_k": 20, "top_p": 0.95},
+    "prompts": {kind: list(prompts[:1]) for kind, (prompts, _) in KINDS.items()},
+}  # fmt: skip
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -37,13 +43,14 @@ def test_a_model_that_is_not_there_is_one_sentence(name, monkeypatch):
     [
         ("no JSON", "is no recording of this benchmark"),
         ("[]", "is no recording of this benchmark"),
-        (json.dumps({"model": "demo", "tokens": 9, "seeds": 1, "ranks": {}}), "'tokens': 9.*asked for is.*'tokens': 7"),
+        (json.dumps(RECORDED | {"tokens": 9}), "was recorded with tokens 9: not what is asked for now"),
+        (json.dumps(RECORDED | {"prompts": {}}), r"was recorded with prompts \{\}: not what is asked for now"),
     ],
 )
 def test_a_recording_that_is_another_ones_or_none_is_refused(content, message, tmp_path, monkeypatch):
     file = tmp_path / "ranks.json"
     file.write_text(content)
-    arguments = ["replay", "--model", "demo", "--tokens", "7", "--seeds", "1", "--record", str(file)]
+    arguments = ["replay", "--model", "demo", "--tokens", "7", "--texts", "1", "--record", str(file)]
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit, match=message):
         importlib.import_module("fastqwen.benchmarks.replay").main()

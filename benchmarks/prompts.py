@@ -1,0 +1,105 @@
+"""What benchmarks of drafts ask a model for, by kind of text.
+
+The instructions are of the sorts that the demo was trained to answer; "plain prose" is to be gone on with. A
+benchmark that needs one prompt of a kind takes the first.
+"""
+
+KINDS = {  # kind -> (prompts, whether the chat template is put around them)
+    "code": (
+        (
+            "Write a function that adds two numbers.",
+            "Write a Python function that checks if a number is prime.",
+            "Write a Python function that reverses a string.",
+            "Write a Python function that counts the words in a text.",
+            "Show me Python code that finds the largest number in a list.",
+            "I need a Python function that removes duplicates from a list.",
+            "Write a short Python function that computes the factorial of a number.",
+            "Can you write a function in Python that converts Celsius to Fahrenheit?",
+            "Write a Python function that does a binary search.",
+            "Give me a short Python function that merges two dictionaries.",
+            "Write a Python function that reads the lines of a file.",
+            "Python function that counts the letters in a string",
+            "Write a Python function that checks if a string is a palindrome.",
+            "Write a Python function that splits a list into chunks.",
+        ),
+        True,
+    ),
+    "list": (
+        (
+            "List five things to pack for the beach.",
+            "List five fruits.",
+            "Name six animals that live on a farm.",
+            "Give me four ideas for a picture of a bridge.",
+            "Write a list of eight vegetables.",
+            "What are five healthy habits?",
+            "List three facts about owls as bullet points.",
+            "Tell me seven colours.",
+            "Make a list of five ways to relax.",
+            "Write four titles for a story about a mirror.",
+            "Name five board games.",
+            "List six things in a kitchen.",
+            "Can you list five musical instruments?",
+            "Suggest four scenes with a train.",
+        ),
+        True,
+    ),
+    "prompt": (
+        (
+            "Write a prompt for a picture of a lighthouse.",
+            "Turn this idea into an image prompt: a fox asleep in the snow",
+            "Write a detailed image prompt about an old bookshop in the rain.",
+            "Prompt for two robots playing chess",
+            "Expand this idea: a castle above the clouds",
+            "Describe a bowl of cherries on a wooden table as a picture.",
+            "I want a picture of a fisherman at dawn.",
+            "a dragon made of glass, detailed image prompt",
+            "Create an image prompt: a steam train crossing a viaduct",
+            "Help me describe an astronaut in a garden for an image model.",
+            "Write a text-to-image prompt. Subject: a white horse on the beach",
+            "Make this more detailed: a market street at night",
+            "show me a baker with flour on her hands",
+            "Give me a detailed prompt for a frozen waterfall.",
+        ),
+        True,
+    ),
+    "story": (
+        (
+            "Write a short story about a red kite.",
+            "Tell me a story about a sailor.",
+            "Write a story about a dragon.",
+            "Continue this story: Mira lived in a village by the sea.",
+            "Write a short bedtime story about a hedgehog.",
+            "Write a short story that begins: One morning Tom found an old key.",
+            "Tell me what happens next: The lamp went out, and Anna was alone.",
+            "Write a short story about a clockmaker named Felix.",
+            "Story about an owl and a lost boy",
+            "Finish this story: Nobody believed Clara.",
+            "Please continue: The river had been frozen for a week.",
+            "Tell me a short story.",
+            "Continue the story: Leo heard a strange sound behind the wall...",
+            "Write a story about a robot.",
+        ),
+        True,
+    ),
+    "plain prose": (
+        (
+            "The harbour was quiet that morning, and for the first time since the storm the fishermen stood together "
+            "on the quay and talked about the boats that had not come back.",
+            "When the last guests had gone, Helen opened the windows of the dining room and began to carry the glasses "
+            "into the",
+            "The road to the mine goes up the valley for about six miles, past farms that were given up long ago and",
+            "My grandfather kept bees behind the house, and every summer we were sent out of the garden when he",
+            "It had rained for most of the week, so the field was soft, and the cart",
+            "The committee met again on Thursday to discuss the bridge, which most of the members thought",
+            "She had written the letter three times, and each time it had come out shorter, until",
+            "In winter the lake freezes from the northern shore, and children learn early which parts of the ice",
+            "The shop sold string, candles, lamp oil and everything else that people in the town",
+            "Nobody could remember who had planted the oak, but it was older than the church, and on hot days",
+            "The doctor came at noon, listened to the old man's chest for a long time, and then went to",
+            "After the war the factory made bicycles for a while, then prams, and in the end",
+            "We crossed the plain by night because of the heat, and slept through the day in",
+            "The museum is open on most afternoons, but the room with the maps is",
+        ),
+        False,
+    ),
+}
