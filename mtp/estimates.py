@@ -10,37 +10,30 @@ from .tree import OFF, Tree
 LEVELS = SLOTS - 1
 
 
-class Statistics:
-    """Where the target's tokens stood in the head's lists. Keep one per kind of sampling, across replies.
+class Counts:
+    """Where the target's tokens stood in the head's lists.
 
     A pass that finds the token at rank r says "not here" for the ranks before r and nothing about those after. So
     counts are kept for "here, given at no rank before", and a narrow tree's misses do not count against ranks that
-    it never showed. Old counts fade, and the prior returns, as passes with drafts are observed.
+    it never showed.
     """
 
     # Before anything is known: 0.5 at level 1, each level a little below the one before (the surer, the less), and the
     # ranks after the first q1/2, q1/3, ... of what the ranks before leave: published acceptance figures look so.
     FIRST, DROP = 0.5, 0.3
     WEIGHT = 2.0  # of the prior, in observations
-    # Rank 1 of the first two levels, the mean over kinds of text of published figures (benchmarks/profiles.py), and for
-    # how many observations that stands. Deeper levels follow what is seen here: fixed figures there would keep
-    # predictable text from deep trees.
-    USUAL, USUAL_WEIGHT = (0.787, 0.753), 2.0
 
     def __init__(self) -> None:
         self._seen = [[0.0] * LEVELS for _ in range(LEVELS)]  # [level][rank], both from 0
         self._here = [[0.0] * LEVELS for _ in range(LEVELS)]
 
-    def expect_usual(self) -> None:
-        """Begins with published figures, which fade like observations, unless something was observed. They hope for
-        more than the prior: for planners that know at once what a pass costs."""
-        if not self._seen[0][0]:
-            for first, seen, here in zip(self.USUAL, self._seen, self._here, strict=False):
-                seen[0], here[0] = self.USUAL_WEIGHT, self.USUAL_WEIGHT * first
+    @property
+    def observations(self) -> float:
+        """Of level 1."""
+        return self._seen[0][0]
 
-    def observe(self, tree: Tree, path: Sequence[int], *, cut: bool, memory: float) -> None:
+    def add(self, tree: Tree, path: Sequence[int], *, cut: bool) -> None:
         """path: the accepted slots, root first. cut: its end says nothing about the level after it."""
-        self.fade(memory - 1)
         for level, slot in enumerate(path[1:]):
             self._look(level, tree.ranks[slot])
             self._here[level][tree.ranks[slot] - 1] += 1
@@ -48,12 +41,13 @@ class Statistics:
             self._look(len(path) - 1, tree.widths[len(path) - 1])
 
     def _look(self, level: int, ranks: int) -> None:
+        seen = self._seen[level]
         for rank in range(ranks):
-            self._seen[level][rank] += 1
+            seen[rank] += 1
 
     def fade(self, memory: float) -> None:
-        """Scale the counts down to at most `memory` observations of level 1."""
-        passes = self._seen[0][0]
+        """Scale the counts down to at most `memory` observations of level 1. The prior returns as they fade."""
+        passes = self.observations
         if passes > memory:
             for counts in (self._seen, self._here):
                 counts[:] = [[count * memory / passes for count in level] for level in counts]
@@ -71,6 +65,38 @@ class Statistics:
             table.append(level)
             expected = level[0] * (1 - self.DROP * (1 - level[0]))
         return table
+
+
+class Statistics(Counts):
+    """The counts that the planner goes by, and those of the long run. Keep one per kind of sampling, across replies.
+
+    Old counts fade as passes with drafts are observed, and between replies.
+    """
+
+    # Rank 1 of the first two levels, the mean over kinds of text of published figures (benchmarks/profiles.py), and for
+    # how many observations that stands. Deeper levels follow what is seen here: fixed figures there would keep
+    # predictable text from deep trees.
+    USUAL, USUAL_WEIGHT = (0.787, 0.753), 2.0
+    LONG_RUN = 1024  # observations that the long run's counts remember, and up to twice as many
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.long_run = Counts()
+
+    def expect_usual(self) -> None:
+        """Begins with published figures, which fade like observations, unless something was observed. They hope for
+        more than the prior: for planners that know at once what a pass costs."""
+        if not self.observations:
+            for first, seen, here in zip(self.USUAL, self._seen, self._here, strict=False):
+                seen[0], here[0] = self.USUAL_WEIGHT, self.USUAL_WEIGHT * first
+
+    def observe(self, tree: Tree, path: Sequence[int], *, cut: bool, memory: float) -> None:
+        """A pass with drafts: see `add`. memory: the most observations that are kept, this one among them."""
+        self.fade(memory - 1)
+        self.add(tree, path, cut=cut)
+        self.long_run.add(tree, path, cut=cut)
+        if self.long_run.observations > 2 * self.LONG_RUN:  # at once, since scaling takes longer than counting
+            self.long_run.fade(self.LONG_RUN)
 
 
 def expected_tokens(widths: Sequence[int], rates: Sequence[Sequence[float]]) -> float:

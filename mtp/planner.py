@@ -15,6 +15,7 @@ OPTIONS = (OFF, *(Tree.chain(depth) for depth in range(1, 6)), *all_shapes())
 
 PERIOD = 32  # passes between decisions, fewer in a reply's first passes
 GAIN = 1.03  # what a change must promise: neighbouring shapes differ by less than the counts' noise
+FEW, AGREED = 96, 32  # with less than FEW observations of late, any gain will do that AGREED or more of old agree with
 PROBE = 64  # passes between probes while off is best
 LATE, OVERDUE = 96, 0.017  # after so many plain passes a probe may lose so much for each of them
 EARLY_CHECKS, EARLY_CHECK = 6, 5  # how often and after how many drafts a plain pass is measured at first
@@ -224,7 +225,19 @@ class Planner:
         self._since_choice = 0
         options = self._prudent(*OPTIONS)
         speeds = expected_speeds(OPTIONS, self.statistics.rates(), self.costs.seconds)
-        best = choose(OPTIONS, speeds, self._current)
+        best = self._better(OPTIONS, speeds, self._current)
         current = self._current if self._current in options else OFF
-        self._current = choose(options, speeds, current)
+        # With all options left it is the same question.
+        self._current = best if len(options) == len(OPTIONS) else self._better(options, speeds, current)
         self._wanted = None if best in options or self._current == OFF else best
+
+    def _better(self, options: Iterable[Tree], speeds: Mapping[Tree, float], current: Tree) -> Tree:
+        """As `choose` does; but while little is known of this text, small gains between trees with drafts are taken if
+        the long run agrees. Later it no longer counts: the text may have changed since."""
+        fastest, long_run = choose(options, speeds, current, gain=1.0), self.statistics.long_run
+        best = choose((fastest,), speeds, current)
+        asked = self.statistics.observations < FEW and long_run.observations >= AGREED
+        if best != fastest and current != OFF and asked:
+            usual = expected_speeds((fastest, current), long_run.rates(), self.costs.seconds)
+            best = choose((fastest,), usual, current, gain=1.0)
+        return best
