@@ -2,39 +2,32 @@
 
 python -m fastqwen.benchmarks.replay [--model demo-bf16] [--tokens 100] [--texts 14] [--record FILE]
 
-Texts are written by plain decoding. At each of their places the head drafts a chain of seven lists of seven, and the
-rank of the text's own token is noted per level, as far as rank 1 goes. Every shape and the planner then run over these
-ranks with the pass times of a GPU (PASS_TIMES), so one recording serves every tree and any machine. `--record` keeps
-the ranks in a file, or takes them from it if it is there.
+Texts are written by plain decoding, each to a prompt of its own. At each of their places the head drafts a chain of
+seven lists of seven, and the rank of the text's own token is noted per level, as far as rank 1 goes. Every shape and
+the planner then run over these ranks with the pass times of a GPU (PASS_TIMES), so one recording serves every tree and
+any machine. `--record` keeps the ranks in a file, or takes them from it if it is there.
 
-"once": one pass over the texts of a row, the planner started cold. "on": the same texts ten times over, one
-planner for all, which is what a server of one kind of text sees. "first": every text by itself, the planner started
-cold on each. For the demo: demo model, synthetic text.
+"once": one pass over the texts of a row, the planner started cold; "starts": the same begun with each of the texts in
+turn, the mean and the least. "on": the same texts ten times over, one planner for all, which is what a server of one
+kind of text sees. "first": every text by itself, the planner started cold on each. For the demo: demo model, synthetic
+text.
 """
 
 import argparse
 import json
 import statistics
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from itertools import product
-from pathlib import Path
 
-import torch
-
-from ..engine import SamplingSettings, load
-from ..engine.sampling import Sampler
 from ..mtp.acceptance import Accepted
-from ..mtp.estimates import LEVELS, Costs, Statistics
+from ..mtp.estimates import Costs, Statistics
 from ..mtp.planner import OPTIONS, Planner, name
 from ..mtp.tree import Tree
-from ..weights import FastQwenError
 from .acceptance import TEMPERATURES
 from .prompts import KINDS
+from .ranks import Ranks, recorded
 from .scripts import one_sentence
-
-Ranks = list[
-    list[int]
-]  # per place of a text: rank per level, from 1, 0 for not in the list; ends after the first not 1
 
 
 @dataclass(frozen=True)
@@ -52,53 +45,7 @@ class PassTimes:
         return draft, self.verify
 
 
-FORMS = ("post", "pre")  # what the head is fed: its output after or before its norm (mtp/head.py)
-SAMPLING = {"top_k": 20, "top_p": 0.95}
 PASS_TIMES = PassTimes(2.08, 0.238, 0.220, "measured: 9B, W4A8, on an H200 (results/bench_decode_h200.jsonl)")
-
-
-def record(engine, kind: str, temperature: float, number: int, tokens: int) -> dict[str, Ranks]:
-    """Ranks at every place of one reply, to a kind's prompt of this number and with that seed, by form of the head."""
-    prompts, template = KINDS[kind]
-    prompt, settings = prompts[number], SamplingSettings(temperature=temperature, **SAMPLING)
-    options = dict(settings=settings, seed=number, max_tokens=tokens, template=template, mtp="off")
-    reply = list(engine.generate(prompt, **options).token_ids)
-    ids = engine.template.prompt_ids(prompt, system=None, thinking=False, raw=not template)
-    sampler = Sampler(settings, number, min(engine.tokenizer.size, engine.config.vocab_size))
-    text, trunk = [*ids, *reply], engine.trunk
-    with torch.inference_mode():
-        embeddings = trunk.embed(text)
-        hidden = trunk.prefill(embeddings, trunk.new_state(len(text)))  # kinds and tokens keep it within one chunk
-        return {form: ranks_of(engine, sampler, reply, embeddings, hidden, form=form) for form in FORMS}
-
-
-def ranks_of(engine, sampler: Sampler, reply: list[int], embeddings, hidden, *, form: str) -> Ranks:
-    """Where a reply's tokens stand in the lists of the head, given the rows of the prompt and the reply."""
-    trunk, head, start = engine.trunk, engine.mtp_head, len(embeddings) - len(reply)
-    places = torch.arange(len(embeddings) + LEVELS, device=trunk.device).expand(3, -1)
-    head.pre_norm = form == "pre"
-    cache = head.new_cache(len(embeddings) + LEVELS, kind=trunk.kv, device=trunk.device)
-    head.prefill(embeddings[1:start], hidden[: start - 1], places[:, : start - 1], cache=cache)
-    ranks = []
-    for count in range(1, len(reply)):
-        at = start + count - 2  # the row whose next token is reply[count - 1], a pass's root
-        output = head.prefill(embeddings[at + 1 : at + 2], hidden[at : at + 1], places[:, at : at + 1], cache=cache)
-        committed = cache.length
-        found: list[int] = []
-        for level in range(min(LEVELS, len(reply) - count)):
-            history = torch.tensor(reply[: count + level], device=trunk.device)
-            row = trunk.logits(head.for_logits(output))[0]
-            candidates = sampler.candidates(row, history, len(history), LEVELS)
-            token = reply[count + level]
-            found.append(candidates.index(token) + 1 if token in candidates else 0)
-            if found[-1] != 1 or level + 1 == min(LEVELS, len(reply) - count):
-                break
-            place = places[:, at + 1 + level : at + 2 + level]
-            output = head.prefill(embeddings[at + 2 + level : at + 3 + level], output, place, cache=cache)
-        cache.truncate(committed)
-        ranks.append(found)
-    head.pre_norm = False
-    return ranks
 
 
 def walk(tree: Tree, found: list[int]) -> tuple[int, ...]:
@@ -113,119 +60,132 @@ def walk(tree: Tree, found: list[int]) -> tuple[int, ...]:
     return tuple(path)
 
 
-def replay(texts: list[Ranks], times: PassTimes, planner_of) -> tuple[float, float, dict[str, int]]:
-    """(tokens a pass, tokens a millisecond, passes by shape) over whole texts; `planner_of`: a planner for each."""
-    tokens = passes = milliseconds = 0
-    shapes: dict[str, int] = {}
-    for ranks in texts:
-        planner, place = planner_of(), 0
-        while place < len(ranks):
-            tree = planner.tree()
-            path, (draft, verify) = walk(tree, ranks[place]), times.of(tree)
-            cut = place + len(path) > len(ranks)
-            accepted = Accepted(path, tuple(range(len(path))), stop=False)
-            planner.observe(tree, accepted, cut=cut, draft_seconds=draft / 1e3, verify_seconds=verify / 1e3)
-            new = min(len(path), len(ranks) - place)
-            tokens, passes, milliseconds, place = tokens + new, passes + 1, milliseconds + draft + verify, place + new
-            shapes[name(tree)] = shapes.get(name(tree), 0) + 1
-    return tokens / passes, tokens / milliseconds, shapes
+class Row:
+    """Texts of one kind and temperature, and what passes yield in them.
 
-
-def fixed(texts: list[Ranks], tree: Tree, times: PassTimes) -> tuple[float, float]:
-    """(tokens a pass, tokens a millisecond) of one shape: the mean over all places of the texts."""
-    lengths = [len(walk(tree, found)) for ranks in texts for found in ranks]
-    tokens = statistics.mean(lengths)
-    return tokens, tokens / sum(times.of(tree))
-
-
-def auto(texts: list[Ranks], times: PassTimes) -> dict:
-    """A planner that starts cold, over the texts: what it wrote a millisecond, and the same with every pass at its
-    shape's mean over all places of the texts.
-
-    The mean takes chance out of a few passes: which of a text's places happened to start one.
+    A text's places are where a pass may start. What a pass of a shape yields is the mean over places, of all texts
+    ("speed") or of the text it is in ("by text"): that takes chance out of which places happened to start one. By text,
+    a text takes as many passes as it needs, and a shape that fits one text is no loss for being wrong in others.
     """
-    known, costs = Statistics(), Costs()
-    costs.expect(  # as an engine does that has captured its passes
-        verify_seconds=times.verify / 1e3, first_seconds=times.first_level / 1e3, next_seconds=times.next_level / 1e3
-    )
-    _, speed, shapes = replay(texts, times, lambda: Planner(known, costs))
-    trees = {name(tree): tree for tree in OPTIONS}
-    spent = sum(count * sum(times.of(trees[shape])) for shape, count in shapes.items())
-    expected = sum(count * fixed(texts, trees[shape], times)[0] for shape, count in shapes.items())
-    most = max(shapes, key=lambda shape: shapes[shape])
-    return dict(tokens=expected / sum(shapes.values()), speed=expected / spent, replayed=speed, shape=most)
+
+    def __init__(self, texts: list[Ranks], times: PassTimes) -> None:
+        self.texts, self.times = [ranks for ranks in texts if ranks], times
+        self._sums: dict[Tree, list[int]] = {}
+
+    def milliseconds(self, tree: Tree) -> float:
+        return sum(self.times.of(tree))
+
+    def tokens(self, tree: Tree, number: int | None = None) -> float:
+        """Of one pass: in the text of that number, or in all."""
+        if tree not in self._sums:
+            self._sums[tree] = [sum(len(walk(tree, found)) for found in ranks) for ranks in self.texts]
+        if number is not None:
+            return self._sums[tree][number] / len(self.texts[number])
+        return sum(self._sums[tree]) / sum(map(len, self.texts))
+
+    def speed(self, shapes: Counter[Tree]) -> float:
+        """Tokens a millisecond of passes with these shapes."""
+        return sum(count * self.tokens(tree) for tree, count in shapes.items()) / self._spent(shapes)
+
+    def speed_by_text(self, runs: list[tuple[int, Counter[Tree]]]) -> float:
+        """The same of whole texts, each by its number and the shapes of its passes."""
+        tokens = milliseconds = 0.0
+        for number, shapes in runs:
+            expected = sum(count * self.tokens(tree, number) for tree, count in shapes.items())
+            tokens += len(self.texts[number])
+            milliseconds += len(self.texts[number]) * self._spent(shapes) / expected
+        return tokens / milliseconds
+
+    def _spent(self, shapes: Counter[Tree]) -> float:
+        return sum(count * self.milliseconds(tree) for tree, count in shapes.items())
+
+    def best(self) -> tuple[Tree, float]:
+        """(shape, tokens a millisecond)"""
+        speeds = {tree: self.tokens(tree) / self.milliseconds(tree) for tree in OPTIONS}
+        tree = max(OPTIONS, key=speeds.__getitem__)
+        return tree, speeds[tree]
+
+    def best_by_text(self) -> tuple[Tree, float]:
+        every = range(len(self.texts))
+        speeds = {tree: self.speed_by_text([(number, Counter([tree])) for number in every]) for tree in OPTIONS}
+        tree = max(OPTIONS, key=speeds.__getitem__)
+        return tree, speeds[tree]
+
+    def planned(self, order: Iterable[int]) -> tuple[list[tuple[int, Counter[Tree]]], float]:
+        """(shapes of the passes by text, tokens written a millisecond) of a planner that starts cold, over the texts
+        of these numbers. It knows what passes cost, as an engine does that has captured them."""
+        known, costs, runs = Statistics(), Costs(), []
+        times = self.times
+        costs.expect(
+            verify_seconds=times.verify / 1e3, first_seconds=times.first_level / 1e3,
+            next_seconds=times.next_level / 1e3,
+        )  # fmt: skip
+        tokens = milliseconds = 0.0
+        for number in order:
+            ranks, planner, place, shapes = self.texts[number], Planner(known, costs), 0, Counter()
+            while place < len(ranks):
+                tree = planner.tree()
+                path, (draft, verify) = walk(tree, ranks[place]), times.of(tree)
+                cut = place + len(path) > len(ranks)
+                accepted = Accepted(path, tuple(range(len(path))), stop=False)
+                planner.observe(tree, accepted, cut=cut, draft_seconds=draft / 1e3, verify_seconds=verify / 1e3)
+                new = min(len(path), len(ranks) - place)
+                tokens, milliseconds, place = tokens + new, milliseconds + draft + verify, place + new
+                shapes[tree] += 1
+            runs.append((number, shapes))
+        return runs, tokens / milliseconds
 
 
-def first_replies(texts: list[Ranks], best: Tree, times: PassTimes) -> dict:
+def auto(row: Row, order: Iterable[int], best: float, best_by_text: float) -> dict:
+    """The planner over texts in this order, and its shares of the best speeds."""
+    runs, replayed = row.planned(order)
+    shapes = sum((shapes for _, shapes in runs), Counter())
+    speed = row.speed(shapes)
+    tokens = sum(count * row.tokens(tree) for tree, count in shapes.items()) / shapes.total()
+    return {
+        "tokens": tokens, "speed": speed, "replayed": replayed, "shape": name(shapes.most_common(1)[0][0]),
+        "share": speed / best, "share_by_text": row.speed_by_text(runs) / best_by_text,
+    }  # fmt: skip
+
+
+def first_replies(row: Row, best: Tree) -> dict:
     """Shares of speed, the mean over texts and the least, with a planner that starts cold on each.
 
     "first" is of the best shape of the row, "first_own" of the one that is best for this text alone, in hindsight.
     """
-    row, own = [], []
-    for text in (text for text in texts if text):
-        speed = auto([text], times)["speed"]
-        row.append(speed / fixed([text], best, times)[1])
-        own.append(speed / max(fixed([text], tree, times)[1] for tree in OPTIONS))
+    shares, own = [], []
+    for text in row.texts:
+        alone = Row([text], row.times)
+        ((_, shapes),) = alone.planned([0])[0]
+        shares.append(alone.speed(shapes) / alone.speed(Counter([best])))
+        own.append(alone.speed(shapes) / alone.best()[1])
     return {
-        "first": statistics.mean(row), "first_least": min(row),
+        "first": statistics.mean(shares), "first_least": min(shares),
         "first_own": statistics.mean(own), "first_own_least": min(own),
     }  # fmt: skip
 
 
 def measure(kind: str, temperature: float, texts: list[Ranks], times: PassTimes) -> dict:
     """One row of the table."""
-    speeds = {tree: fixed(texts, tree, times) for tree in OPTIONS}
-    best = max(speeds, key=lambda tree: speeds[tree][1])
-    found = {"once": auto(texts, times), "on": auto(texts * 10, times)}
-    row = {"kind": kind, "temperature": temperature, "places": sum(map(len, texts)), "best": name(best)}
-    row |= {"best_tokens": speeds[best][0], "best_speed": speeds[best][1], "off_speed": 1 / times.verify}
-    for which, result in found.items():
-        row |= {f"auto_{which}_{key}": value for key, value in result.items()}
-        row[f"auto_{which}_share"] = result["speed"] / speeds[best][1]
-    row |= first_replies(texts, best, times)
-    return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
+    row, count = Row(texts, times), sum(map(bool, texts))
+    (best, speed), (by_text, speed_by_text) = row.best(), row.best_by_text()
+    starts = [auto(row, [(start + n) % count for n in range(count)], speed, speed_by_text) for start in range(count)]
+    table = {"kind": kind, "temperature": temperature, "texts": count, "places": sum(map(len, texts))}
+    table |= {"best": name(best), "best_tokens": row.tokens(best), "best_speed": speed, "off_speed": 1 / times.verify}
+    table |= {"best_by_text": name(by_text), "best_speed_by_text": speed_by_text}
+    on = auto(row, [*range(count)] * 10, speed, speed_by_text)
+    for which, result in (("once", starts[0]), ("on", on)):
+        table |= {f"auto_{which}_{key}": value for key, value in result.items()}
+    for key in ("share", "share_by_text"):
+        shares = [start[key] for start in starts]
+        table |= {f"auto_starts_{key}": statistics.mean(shares), f"auto_starts_{key}_least": min(shares)}
+    table |= first_replies(row, best)
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in table.items()}
 
 
 def chain_accepted(texts: list[Ranks], depth: int) -> float:
     """Drafts accepted a pass of a chain, over all places."""
-    return fixed(texts, Tree.chain(depth), PASS_TIMES)[0] - 1
-
-
-def recorded(arguments) -> dict[str, list[Ranks]]:
-    """Texts' ranks by "kind/temperature/form". Raises FastQwenError for a file that holds another recording, and for
-    more texts than there are prompts."""
-    path = Path(arguments.record) if arguments.record else None
-    most = min(len(prompts) for prompts, _ in KINDS.values())
-    if not 1 <= arguments.texts <= most:
-        raise FastQwenError(f"{arguments.texts} texts were asked for; a kind has prompts for 1 to {most}.")
-    made_by = {"model": arguments.model, "tokens": arguments.tokens, "texts": arguments.texts}
-    made_by["sampling"] = {"temperatures": list(TEMPERATURES), **SAMPLING}
-    made_by["prompts"] = {kind: list(prompts[: arguments.texts]) for kind, (prompts, _) in KINDS.items()}
-    if path and path.exists():
-        return _read(path, made_by)
-    engine, table = load(arguments.model, device=arguments.device), {}
-    for kind, temperature in product(KINDS, TEMPERATURES):
-        texts = [record(engine, kind, temperature, number, arguments.tokens) for number in range(arguments.texts)]
-        for form in FORMS:
-            table[f"{kind}/{temperature}/{form}"] = [text[form] for text in texts]
-    if path:
-        unfinished = path.with_name(path.name + ".part")
-        by = {"torch": torch.__version__, "device": str(engine.device)}
-        unfinished.write_text(json.dumps(made_by | by | {"ranks": table}))
-        unfinished.replace(path)
-    return table
-
-
-def _read(path: Path, made_by: dict) -> dict[str, list[Ranks]]:
-    try:
-        found = json.loads(path.read_text())
-        others = [f"{key} {str(found[key])[:60]}" for key, value in made_by.items() if found[key] != value]
-        table = found["ranks"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise FastQwenError(f"'{path}' is no recording of this benchmark: give a new name, or delete it.") from None
-    if others:
-        raise FastQwenError(f"'{path}' was recorded with {', '.join(others)}: not what is asked for now.")
-    return table
+    return Row(texts, PASS_TIMES).tokens(Tree.chain(depth)) - 1
 
 
 @one_sentence()
