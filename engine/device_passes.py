@@ -137,10 +137,10 @@ class DevicePasses:
         model = self._model
         record = self._free.popleft()
         with torch.inference_mode():
+            record.start.record()
             if tree != self._tree:
                 model.set_tree(tree)
                 self._tree = tree
-            record.start.record()
             if tree.depth or self._waiting > rounds.RING - 2 * SLOTS:
                 self._draft(tree)
             record.drafted.record()

@@ -141,19 +141,24 @@ class Costs:
         self._samples: dict[tuple[str, int], deque[float]] = {}
         # By rows; by depth; and under 0 what the head takes to catch up, for one plain pass that it missed.
         self._points: dict[str, dict[int, float]] = {"verify": {}, "draft": {}, "catch up": {}}
+        self._expected: set[tuple[str, int]] = set()  # points that no reply has measured yet
         self._first_plain: float | None = None
         self._found: dict[tuple[int, int], float] = {}  # by rows and depth, from these points
 
     def expect(self, *, verify_seconds: float, first_seconds: float, next_seconds: float) -> None:
         """What was measured before any reply, on a device where rows are nearly free: a plain verify pass, the first
         draft level, each further one. Holds until two passes of a size were observed; of a plain one it is as good as
-        EXPECTED observations, since everything is judged by that."""
+        EXPECTED observations, since everything is judged by that, and what else is still expected grows as it does:
+        passes over no text are shorter than a reply's."""
         if OFF.rows not in self._points["verify"]:
             self._samples["verify", OFF.rows] = deque([verify_seconds] * self.EXPECTED, maxlen=9)
-        for rows in (1, 2, SLOTS):
-            self._points["verify"].setdefault(rows, verify_seconds * (1 + self.EACH_ROW * (rows - 1)))
-        for depth in (1, 2):
-            self._points["draft"].setdefault(depth, first_seconds + (depth - 1) * next_seconds)
+        grown = self._points["verify"].get(OFF.rows, verify_seconds) / verify_seconds
+        expected = {("verify", rows): verify_seconds * (1 + self.EACH_ROW * (rows - 1)) for rows in (1, 2, SLOTS)}
+        expected |= {("draft", depth): first_seconds + (depth - 1) * next_seconds for depth in (1, 2)}
+        for (part, size), seconds in expected.items():
+            if size not in self._points[part]:
+                self._points[part][size] = grown * seconds
+                self._expected.add((part, size))
         self._first_plain = verify_seconds if self._first_plain is None else self._first_plain
         self._found.clear()
 
@@ -172,7 +177,12 @@ class Costs:
         samples = self._samples.setdefault((part, size), deque(maxlen=9))
         samples.append(seconds)
         if len(samples) > 1:
-            self._points[part][size] = median_low(samples)
+            self._expected.discard((part, size))
+            seconds, before = median_low(samples), self._points[part].get(size)
+            if (part, size) == ("verify", OFF.rows) and before:
+                for other, point in self._expected:
+                    self._points[other][point] *= seconds / before
+            self._points[part][size] = seconds
             self._found.clear()
 
     def plain_passes(self, tree: Tree, seconds: float) -> float:

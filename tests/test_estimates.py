@@ -184,6 +184,28 @@ def test_costs_measured_before_any_reply_spare_the_planner_its_first_measurement
     assert costs.seconds(OFF) == 0.003
 
 
+def test_what_is_only_expected_grows_with_what_plain_passes_turn_out_to_take():
+    costs = Costs()
+    costs.expect(verify_seconds=0.002, first_seconds=0.0003, next_seconds=0.0002)
+    shares = {tree: costs.seconds(tree) / costs.seconds(OFF) for tree in (ONE, Tree.chain(3), Tree((7,)))}
+    for _ in range(9):
+        costs.observe(OFF, 0.0, 0.0022, missed=0)
+    assert costs.seconds(OFF) == 0.0022
+    for tree, share in shares.items():
+        assert costs.seconds(tree) == pytest.approx(0.0022 * share)
+    for _ in range(2):
+        costs.observe(ONE, 0.0004, 0.003, missed=0)
+    costs.expect(verify_seconds=0.001, first_seconds=0.0001, next_seconds=0.0001)  # captured again: all stays
+    for _ in range(9):
+        costs.observe(OFF, 0.0, 0.0020, missed=0)
+    assert costs.seconds(ONE) == pytest.approx(0.0034)  # measured: it stays
+    later = Costs()  # a plain pass was measured before anything was captured
+    for _ in range(2):
+        later.observe(OFF, 0.0, 0.0022, missed=0)
+    later.expect(verify_seconds=0.002, first_seconds=0.0003, next_seconds=0.0002)
+    assert later.seconds(ONE) == pytest.approx(0.0022 * shares[ONE])
+
+
 # ---- published figures at a start ------------------------------------------------------------------------------------
 
 
