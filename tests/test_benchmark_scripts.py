@@ -57,6 +57,12 @@ def test_a_recording_that_is_another_ones_or_none_is_refused(content, message, t
     assert file.read_text() == content
 
 
+def test_more_texts_than_there_are_prompts_are_refused(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["replay", "--texts", "15"])
+    with pytest.raises(SystemExit, match="15 texts were asked for; a kind has prompts for 1 to 14"):
+        importlib.import_module("fastqwen.benchmarks.replay").main()
+
+
 @pytest.mark.parametrize("switch,length", [([], 0), (["--past-stops"], 4)])
 def test_past_stops_every_reply_has_all_its_tokens(switch, length, tmp_path, monkeypatch, capsys):
     folder = tiny.save_folder(tiny.oracle("gqa4", **tiny.ONE_OF_EACH), tmp_path / "model", mtp=True)

@@ -104,6 +104,22 @@ def test_old_counts_fade_to_what_came_last():
     assert statistics.rates() == Statistics().rates()
 
 
+def test_the_long_run_keeps_what_the_recent_counts_forget_and_forgets_slowly_itself():
+    statistics = Statistics()
+    for number in range(100):
+        statistics.observe(ONE, path_of(ONE, *(1,) * (number < 50)), cut=False, memory=8)
+    assert statistics.observations == 8 and statistics.rates()[0][0] < 0.15
+    statistics.fade(0)
+    assert statistics.long_run.observations == 100
+    assert statistics.long_run.rates()[0][0] == pytest.approx((50 + 2 * 0.5) / 102)
+    most = 0.0
+    for _ in range(3 * statistics.LONG_RUN):
+        statistics.observe(ONE, path_of(ONE, 1), cut=False, memory=8)
+        most = max(most, statistics.long_run.observations)
+    assert most == 2 * statistics.LONG_RUN
+    assert statistics.long_run.observations >= statistics.LONG_RUN and statistics.long_run.rates()[0][0] > 0.98
+
+
 # ---- costs -----------------------------------------------------------------------------------------------------------
 
 

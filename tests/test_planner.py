@@ -7,7 +7,7 @@ import pytest
 from fastqwen.mtp.estimates import Costs, Statistics, expected_tokens
 from fastqwen.mtp.planner import OPTIONS, PROBE, Fixed, Planner, choose, expected_speeds
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
-from planning import MACHINES, NEVER, ONE, TEXTS, best_fixed, mean, simulate, walk
+from planning import MACHINES, NEVER, ONE, TEXTS, best_fixed, mean, path_of, simulate, walk
 
 # ---- the choice ------------------------------------------------------------------------------------------------------
 
@@ -95,6 +95,46 @@ def test_a_change_of_the_text_midway_is_followed(machine):
             simulate(planner, TEXTS[after], machine, 200, seed=seed + 50, first_use=1.0)
             speeds.append(simulate(planner, TEXTS[after], machine, 200, seed=seed + 90, first_use=1.0)[0])
         assert mean(speeds) > 0.95 * best
+
+
+@pytest.mark.parametrize("machine", [*MACHINES.values()][:2], ids=[*MACHINES][:2])
+def test_another_kind_of_text_from_one_reply_to_the_next_is_followed(machine):
+    """Even after many replies of the first kind, which the counts of the long run are full of."""
+    for before, after in [("structured", "story"), ("story", "structured"), ("prose", "structured")]:
+        best, later = best_fixed(TEXTS[after], machine), []
+        for seed in range(3):
+            statistics, costs = Statistics(), Costs()
+            for kind, replies in ((before, 14), (after, 6)):
+                planners = (Planner(statistics, costs) for _ in range(replies))
+                speeds = [
+                    simulate(planner, TEXTS[kind], machine, 30, seed=100 * seed + number, first_use=1.0)[0]
+                    for number, planner in enumerate(planners)
+                ]
+            later.append(mean(speeds[2:]))  # of 90 tokens and more each: two replies show what the text is now
+        assert mean(later) > 0.96 * best
+
+
+def test_while_little_is_known_of_a_text_small_gains_are_taken_that_the_long_run_agrees_with():
+    """A chain of two costs 1.3 times as much: in the long run it is worth that or not."""
+    two, cost = Tree.chain(2), {ONE: 1.0, Tree.chain(2): 1.3}
+
+    def taken(current, gain, *, second=1.0, old=40, recent=40):
+        planner = Planner()
+        for number in range(old):  # second drafts are right as often as `second` says
+            ranks = (1, 1) if number % 10 < 10 * second else (1,)
+            planner.statistics.observe(two, path_of(two, *ranks), cut=False, memory=recent)
+        for tree, seconds in cost.items():
+            for _ in range(2):
+                planner.costs.observe(tree, 0.5 * seconds, 0.5 * seconds, missed=0)
+        speeds = {current: 1.0, (two if current != two else ONE): gain}
+        return planner._better([*speeds], speeds, current)
+
+    assert taken(ONE, 1.01) == two and taken(two, 1.01, second=0.0) == ONE
+    assert taken(ONE, 1.01, second=0.0) == ONE and taken(two, 1.01) == two  # the long run says otherwise
+    assert taken(ONE, 1.03, second=0.0) == two  # a gain that needs no one's word
+    assert taken(ONE, 1.01, old=31) == ONE  # little is known of the long run either
+    assert taken(ONE, 1.01, old=120, recent=95) == two and taken(ONE, 1.01, old=120, recent=96) == ONE
+    assert taken(OFF, 1.01) == OFF  # drafts begin where they gain 3%
 
 
 def test_drafts_stop_when_they_turn_useless_and_come_back_by_probes():
