@@ -32,22 +32,9 @@ class Counts:
         """Of level 1."""
         return self._seen[0][0]
 
-    def add(self, tree: Tree, path: Sequence[int], *, cut: bool) -> None:
-        """path: the accepted slots, root first. cut: its end says nothing about the level after it."""
-        for level, slot in enumerate(path[1:]):
-            self._look(level, tree.ranks[slot])
-            self._here[level][tree.ranks[slot] - 1] += 1
-        if tree.children(path[-1]) and not cut:
-            self._look(len(path) - 1, tree.widths[len(path) - 1])
-
-    def _look(self, level: int, ranks: int) -> None:
-        seen = self._seen[level]
-        for rank in range(ranks):
-            seen[rank] += 1
-
     def fade(self, memory: float) -> None:
         """Scale the counts down to at most `memory` observations of level 1. The prior returns as they fade."""
-        passes = self.observations
+        passes = self._seen[0][0]
         if passes > memory:
             for counts in (self._seen, self._here):
                 counts[:] = [[count * memory / passes for count in level] for level in counts]
@@ -91,12 +78,26 @@ class Statistics(Counts):
                 seen[0], here[0] = self.USUAL_WEIGHT, self.USUAL_WEIGHT * first
 
     def observe(self, tree: Tree, path: Sequence[int], *, cut: bool, memory: float) -> None:
-        """A pass with drafts: see `add`. memory: the most observations that are kept, this one among them."""
+        """A pass with drafts. path: the accepted slots, root first. cut: its end says nothing about the level after it.
+        memory: the most observations that are kept, this one among them."""
         self.fade(memory - 1)
-        self.add(tree, path, cut=cut)
-        self.long_run.add(tree, path, cut=cut)
-        if self.long_run.observations > 2 * self.LONG_RUN:  # at once, since scaling takes longer than counting
-            self.long_run.fade(self.LONG_RUN)
+        old, ranks, level = self.long_run, tree.ranks, 0
+        for slot in path[1:]:
+            rank = ranks[slot]
+            self._look(level, rank)
+            self._here[level][rank - 1] += 1
+            old._here[level][rank - 1] += 1
+            level += 1
+        if tree.children(path[-1]) and not cut:
+            self._look(level, tree.widths[level])
+        if old._seen[0][0] > 2 * self.LONG_RUN:  # at once, since scaling takes longer than counting
+            old.fade(self.LONG_RUN)
+
+    def _look(self, level: int, ranks: int) -> None:
+        seen, old = self._seen[level], self.long_run._seen[level]
+        for rank in range(ranks):
+            seen[rank] += 1
+            old[rank] += 1
 
 
 def expected_tokens(widths: Sequence[int], rates: Sequence[Sequence[float]]) -> float:
