@@ -158,10 +158,10 @@ class DeviceModel:
         write_settings(self.settings, settings, seed)
 
     def draw_first(self, logits: Tensor) -> tuple[int, bool]:
-        """(the first token of a reply, whether it could be drawn) from logits [V]; waits for it."""
+        """(the first token of a reply, whether it could be drawn) from logits [V], after `rounds.forget_reply`; waits
+        for it."""
         round = self.round
         self.set_tree(Tree(()))
-        round.marks.zero_()
         round.state.zero_()
         token, error = round.drawn[:1], round.errors[:1]
         sampling.draw(

@@ -59,6 +59,7 @@ class DevicePasses:
 
     def prompt(self, embeddings: Tensor, hidden: Tensor, positions: Tensor):
         """The head's rows of the prompt, all but the last, whose next token is not known yet."""
+        self._require_buffers()
         if not self._drafts:
             return
         following = embeddings[1:]
@@ -82,9 +83,11 @@ class DevicePasses:
         self._last = hidden, positions
 
     def first(self, logits: Tensor) -> int:
+        self._require_buffers()
         model, round, state = self._model, self._model.round, self.session.state
         with torch.inference_mode():
             model.set_sampling(self._settings, self._seed)
+            rounds.forget_reply(round)
             token = self._draw_first(logits)
             self._show_shortlist((token,))
             words = rounds.state_words(
@@ -103,8 +106,7 @@ class DevicePasses:
         return token
 
     def next(self) -> Outcome:
-        if self._model.user is not self._user:
-            raise FastQwenError("Another reply was started on this model before this one was finished: run it again.")
+        self._require_buffers()
         while not self._over and len(self._queue) < self.queued:
             self._launch(self._planner.tree())
         return self._take()
@@ -132,6 +134,12 @@ class DevicePasses:
 
     def report(self) -> dict:
         return self._planner.scores()
+
+    def _require_buffers(self):
+        if self._model.user is None:
+            raise FastQwenError("What replies share was given back while this one was written: run it again.")
+        if self._model.user is not self._user:
+            raise FastQwenError("Another reply was started on this model before this one was finished: run it again.")
 
     def _launch(self, tree: Tree):
         model = self._model

@@ -75,6 +75,21 @@ def test_a_state_that_a_reply_left_is_emptied_for_the_next(engine, on_gpu):
 
 
 @pytest.mark.parametrize("top_k", [20, 0])
+def test_a_replys_first_token_is_penalised_for_nothing_that_was_written_before(engine, on_gpu, top_k):
+    """The reply before left marks and, interrupted or not, the tokens of its last pass."""
+    logits = torch.full((engine.config.vocab_size,), -5.0)
+    logits[torch.tensor([0, 9, 40])] = torch.tensor([2.0, 2.5, 1.5])
+    for left, best in ((0, 9), (9, 9), (40, 9)):
+        passes = passes_of(engine, "off", temperature=0.01, top_k=top_k, repetition_penalty=2.0)
+        round = passes._model.round
+        with torch.inference_mode():
+            round.marks[[left, 50]] = 1
+            round.tokens.fill_(left)
+        assert passes.first(logits) == best
+        assert round.marks.nonzero().flatten().tolist() == [best]
+
+
+@pytest.mark.parametrize("top_k", [20, 0])
 def test_off_keeps_nothing_of_the_head(engine, on_gpu, top_k):
     passes = passes_of(engine, "off", top_k=top_k)
     passes.prompt(torch.zeros(3, 8), torch.zeros(3, 8), torch.zeros(3, 3))
