@@ -20,7 +20,7 @@ from ..mtp.tree import Tree
 from ..weights.errors import FastQwenError
 from .device_model import DeviceModel
 from .sampling import SamplingSettings
-from .session import Session
+from .session import GIVEN_BACK, Session
 
 QUEUED = 2  # rounds under way: the one that the host waits for, and the next
 
@@ -59,7 +59,6 @@ class DevicePasses:
 
     def prompt(self, embeddings: Tensor, hidden: Tensor, positions: Tensor):
         """The head's rows of the prompt, all but the last, whose next token is not known yet."""
-        self._require_buffers()
         if not self._drafts:
             return
         following = embeddings[1:]
@@ -137,7 +136,7 @@ class DevicePasses:
 
     def _require_buffers(self):
         if self._model.user is None:
-            raise FastQwenError("What replies share was given back while this one was written: run it again.")
+            raise FastQwenError(GIVEN_BACK)
         if self._model.user is not self._user:
             raise FastQwenError("Another reply was started on this model before this one was finished: run it again.")
 

@@ -1,5 +1,7 @@
 """Who draws a reply's tokens: the GPU, the host between halves of its passes, or the host alone."""
 
+import weakref
+
 import pytest
 import tiny
 import torch
@@ -15,6 +17,7 @@ from fastqwen.mtp.drafts import NoDrafts
 from fastqwen.mtp.estimates import Costs
 from fastqwen.mtp.planner import Planner
 from fastqwen.mtp.tree import OFF, Tree
+from fastqwen.weights import FastQwenError
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's own engine chooses in every test of replies")
 
@@ -87,6 +90,17 @@ def test_a_replys_first_token_is_penalised_for_nothing_that_was_written_before(e
             round.tokens.fill_(left)
         assert passes.first(logits) == best
         assert round.marks.nonzero().flatten().tolist() == [best]
+
+
+@pytest.mark.parametrize("give_up", ["free", "offload"])
+def test_buffers_that_are_given_back_go_though_a_reply_that_was_left_in_its_middle_holds_them(engine, on_gpu, give_up):
+    passes = passes_of(engine, "3")
+    session, held = passes.session, [weakref.ref(tensor) for tensor in memory.tensors_of(passes.session.state)]
+    getattr(engine, give_up)()
+    assert held and not any(tensor() is not None for tensor in held)
+    engine.restore()
+    with pytest.raises(FastQwenError, match="given back"):  # should what it is told of free them in its prompt
+        session.prefill([1, 2])
 
 
 @pytest.mark.parametrize("top_k", [20, 0])
