@@ -199,7 +199,8 @@ class DevicePasses:
         return outcome
 
     def _show_shortlist(self, emitted: Sequence[int]):
-        if self._drafts and self._model.head.short is not None:
+        # Of what was under way when another reply began nothing is shown: the places are that one's.
+        if self._drafts and self._model.user is self._user and self._model.head.short is not None:
             self._model.head.short.add(emitted)
 
     def _committed(self, steps: int, emitted: Sequence[int]) -> list[int]:
