@@ -14,6 +14,7 @@ from ..model.tokenizer import load_tokenizer
 from ..mtp.head import MtpHead
 from ..mtp.short_head import FEWEST, ShortHead, check_short_head
 from ..weights import Checkpoint, FastQwenError
+from ..weights.backend import launching_on
 from ..weights.files import expanded
 from ..weights.quantize import FORMATS
 from .engine import NO_TOWER, Engine
@@ -91,16 +92,18 @@ def load(
     _check_vocabulary(text, config)
     template = ChatTemplate.load(source, text)
     _check_room(checkpoint, where, quantize, repack, vram_budget)
-    placement = Placement(where, vram_budget)
-    options = {"quantize": quantize, "repack": repack, "kv": kind, "place": placement.take}
-    model = load_model(checkpoint, where, computes, on_load, **options)
-    head = _head(model, text, draft_rows, draft_format)
-    notes = placement.settle(model.trunk, head) + _notes(checkpoint, model, head)
-    tower = config.vision and Vision(checkpoint, names, config.vision, where, computes, offload=offload_vision)
-    return Engine(
-        model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs and not placement.streams,
-        context=context, prefix_cache_bytes=prefix_cache_bytes, vision=tower, no_vision=config.vision_fault or NO_TOWER,
-    )  # fmt: skip
+    with launching_on(where):
+        placement = Placement(where, vram_budget)
+        options = {"quantize": quantize, "repack": repack, "kv": kind, "place": placement.take}
+        model = load_model(checkpoint, where, computes, on_load, **options)
+        head = _head(model, text, draft_rows, draft_format)
+        notes = placement.settle(model.trunk, head) + _notes(checkpoint, model, head)
+        tower = config.vision and Vision(checkpoint, names, config.vision, where, computes, offload=offload_vision)
+        return Engine(
+            model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs and not placement.streams,
+            context=context, prefix_cache_bytes=prefix_cache_bytes, vision=tower,
+            no_vision=config.vision_fault or NO_TOWER,
+        )  # fmt: skip
 
 
 def _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format, quantize):
