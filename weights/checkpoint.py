@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from .errors import FastQwenError
-from .files import exists, expanded, is_folder, is_utf8, listed, not_opened, require_readable
+from .files import exists, expanded, is_folder, is_utf8, listed, not_opened, require_no_device, require_readable
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
@@ -126,6 +126,7 @@ class Checkpoint:
 
 def read_json(path: Path) -> dict:
     """A JSON object from a file beside the checkpoint. Raises FastQwenError naming the file."""
+    require_no_device(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
