@@ -14,7 +14,9 @@ from .doctor_command import add_doctor
 from .option_types import LARGEST, number, path, whole
 from .terminal import Bar, ReplyBars, named_output
 
-NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
+NO_TORCH = (
+    'torch is not installed: run `pip install torch` first (README.md, section "See it write", says which build fits).'
+)
 
 
 def main(argv=None) -> int:

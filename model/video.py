@@ -109,7 +109,7 @@ def read_video(path, sample_fps: float | None = SAMPLE_FPS, rules: ImageRules | 
     try:
         import av
     except ModuleNotFoundError:
-        raise FastQwenError('Reading a video file needs PyAV: run `pip install "fastqwen[video]"`.') from None
+        raise FastQwenError("Reading a video file needs PyAV: run `pip install av`.") from None
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:

@@ -195,3 +195,15 @@ def test_output_survives_a_console_of_another_encoding(folder):
     )
     done = fresh(code, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr.decode(errors="replace")
+
+
+def test_the_message_without_torch_names_a_section_that_the_readme_has():
+    section = cli.NO_TORCH.split('section "')[1].split('"')[0]
+    assert f"\n## {section}\n" in (Path(cli.__file__).parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_no_sentence_has_the_package_installed_by_a_name_that_pip_would_look_up():
+    """In ComfyUI this is a folder that pip knows nothing of; an index may have something else under that name."""
+    root = Path(cli.__file__).parent
+    told = [file for file in root.rglob("*.py") if "tests" not in file.parts and "fastqwen[" in file.read_text("utf-8")]
+    assert not told

