@@ -208,7 +208,7 @@ class Engine:
         return ids
 
     def _media(self, images, videos, limits, background, video_fps) -> Media | None:
-        if not isinstance(images, torch.Tensor) and not images and not videos:
+        if not any(hasattr(given, "shape") or given for given in (images, videos)):  # a tensor is no truth value
             return None
         if self.vision is None:
             raise FastQwenError(f"This model takes no images or videos: {self._no_vision}")

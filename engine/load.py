@@ -159,7 +159,7 @@ def resolve_device(name: str) -> torch.device:
         if device.type not in DEVICES:
             raise RuntimeError("models are not run there")
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].partition(". ")[0]  # torch goes on for a page
         raise FastQwenError(f"Device '{name}' cannot be used here ({reason}): use 'cpu', or 'auto'.") from None
     return device

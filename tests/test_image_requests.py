@@ -75,6 +75,13 @@ def test_a_batch_is_several_images_and_places_must_match(engine):
     assert len(raw.prompt_ids) == 2 + 2 + 4
 
 
+def test_frames_without_their_rate_and_arrays_of_another_library_are_refused_in_one_sentence(engine):
+    with pytest.raises(FastQwenError, match="a tensor of frames and its fps"):
+        engine.reply("x", videos=torch.zeros(4, 16, 16, 3))
+    with pytest.raises(FastQwenError, match="not ndarray"):
+        engine.reply("x", images=torch.zeros(16, 16, 3).numpy())
+
+
 def test_what_is_transparent_shows_the_chosen_background(engine, tmp_path):
     clear = torch.zeros(16, 16, 4)
     Image.new("RGBA", (16, 16), (0, 0, 0, 0)).save(tmp_path / "clear.png")

@@ -6,7 +6,9 @@ import io
 import sys
 
 import pytest
+import torch
 from fastqwen import cli, option_types
+from fastqwen.engine import FastQwenError, resolve_device
 from fastqwen.mtp.short_head import FEWEST
 from fresh_python import fresh
 
@@ -168,6 +170,18 @@ def test_a_device_that_holds_no_values_is_refused_in_one_sentence(capsys, tmp_pa
     code, out, err = run(capsys, *call, "--device", "meta")
     assert (code, out, err.count("\n")) == (2, "", 1) and "Device 'meta' cannot be used" in err
     assert not target.exists()
+
+
+def test_a_device_without_a_name_is_refused_and_a_long_reason_is_cut_behind_its_first_sentence(monkeypatch):
+    with pytest.raises(FastQwenError, match="Device 'None' cannot be used"):
+        resolve_device(None)
+
+    def refuse(*arguments, **options):
+        raise NotImplementedError("No such backend. If you build torch yourself, read on.\nAnd on.")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(FastQwenError, match=r"here \(No such backend\): use 'cpu', or 'auto'\."):
+        resolve_device("cpu")
 
 
 def test_an_interrupt_while_torch_is_imported_is_one_word_and_code_130():
