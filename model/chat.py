@@ -97,10 +97,10 @@ class ChatTemplate:
 
     def _raw_ids(self, prompt, system, images):
         if not isinstance(prompt, str) or not prompt:
-            raise FastQwenError("A raw prompt must be a string that is not empty: write the prompt, or turn raw off.")
+            raise FastQwenError("A raw prompt must be a string that is not empty: write it, or use the chat template.")
         if system or images:
             raise FastQwenError(
-                "A raw prompt takes no system text and places no images: write them into it, or turn raw off."
+                "A raw prompt takes no system text and places no images: write them into it, or use the chat template."
             )
         return self._tokenizer.encode_template(prompt)
 
