@@ -192,10 +192,20 @@ def _generate(arguments) -> int:
     result = reply.result()
     if arguments.json:
         value = {"text": result.text, "thinking": result.thinking, "report": result.report.to_dict()}
-        print(json.dumps(value, ensure_ascii=False))
+        print(_json_for(sys.stdout, value))
     else:
         print(*result.report.lines(), sep="\n", file=sys.stderr)
     return 0
+
+
+def _json_for(stream, value) -> str:
+    """JSON that the stream loses nothing of: a console's code page would put ? for what it does not have."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
 
 
 def _standard_input() -> str:

@@ -1,6 +1,8 @@
 """The command line: output, streams, and one line for every mistake."""
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -195,6 +197,17 @@ def test_output_survives_a_console_of_another_encoding(folder):
     )
     done = fresh(code, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr.decode(errors="replace")
+
+
+def test_json_loses_nothing_on_a_console_of_another_encoding(folder, monkeypatch):
+    texts = []
+    for encoding in ("utf-8", "cp1252", "ascii"):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+        options = ("--prompt", "x", "--max-tokens", "20", "--temperature", "3", "--top-k", "0", "--top-p", "1", "--json")
+        assert cli.main(["generate", "--model", folder, *options]) == 0
+        texts.append(json.loads(written.getvalue().decode(encoding))["text"])
+    assert texts[0] == texts[1] == texts[2] and not texts[0].isascii()
 
 
 def test_the_message_without_torch_names_a_section_that_the_readme_has():
