@@ -170,16 +170,16 @@ class _Shapes:
         kinds = {}
         for name in self.names:
             parts = name.split(".")
-            if parts[0] == "layers" and len(parts) > 3 and parts[1].isdigit():
+            if parts[0] == "layers" and len(parts) > 3 and parts[1].isdecimal():
                 if parts[2:4] == ["linear_attn", "A_log"]:
                     kinds[int(parts[1])] = LINEAR
                 elif parts[2:4] == ["self_attn", "q_norm"]:
                     kinds[int(parts[1])] = FULL
         count = max(kinds) + 1
-        missing = sorted(set(range(count)) - set(kinds))
-        if missing:
+        missing = next((index for index in range(count) if index not in kinds), None)
+        if missing is not None:
             raise FastQwenError(
-                f"Layer {missing[0]} of {count} in '{self.checkpoint.path}' has neither 'linear_attn.A_log' nor "
+                f"Layer {missing} of {count} in '{self.checkpoint.path}' has neither 'linear_attn.A_log' nor "
                 "'self_attn.q_norm.weight': the checkpoint is incomplete."
             )
         if FULL not in kinds.values():

@@ -204,8 +204,8 @@ def test_json_loses_nothing_on_a_console_of_another_encoding(folder, monkeypatch
     for encoding in ("utf-8", "cp1252", "ascii"):
         written = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
-        options = "--prompt x --max-tokens 20 --temperature 3 --top-k 0 --top-p 1 --json".split()
-        assert cli.main(["generate", "--model", folder, *options]) == 0
+        options = ("--prompt", "x", "--temperature", "3", "--top-k", "0", "--top-p", "1", "--max-tokens", "20")
+        assert cli.main(["generate", "--model", folder, "--json", *options]) == 0
         texts.append(json.loads(written.getvalue().decode(encoding))["text"])
     assert texts[0] == texts[1] == texts[2] and not texts[0].isascii()
 

@@ -193,6 +193,15 @@ def test_a_quantised_file_alone_in_a_folder_sees_pictures_as_its_source_does(fol
         assert Checkpoint.open(twice).metadata[name] == (folder / f"{name}.json").read_text()
 
 
+@pytest.mark.parametrize("key,value", [("image_std", "[0, 1, 1]"), ("image_mean", "[NaN, 0, 0]"), ("image_mean", "[]"),
+                                       ("image_mean", f"[{'9' * 400}, 0, 0]")])  # fmt: skip
+def test_a_preprocessor_config_by_which_no_picture_can_be_prepared_is_refused(folder, tmp_path, key, value):
+    metadata = {"config": (folder / "config.json").read_text(), "preprocessor_config": f'{{"{key}": {value}}}'}
+    save_file(load_file(folder / "model.safetensors"), tmp_path / "one.safetensors", metadata=metadata)
+    with pytest.raises(FastQwenError, match=f"sets {key} to .*: three usable numbers"):
+        rules_of(tmp_path / "one.safetensors")
+
+
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_a_damaged_preprocessor_config_in_a_header_is_told_in_one_sentence(folder, tmp_path, text):
     metadata = {"config": (folder / "config.json").read_text(), "preprocessor_config": text}

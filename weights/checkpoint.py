@@ -131,7 +131,7 @@ def read_json(path: Path) -> dict:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise not_opened(path, error) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number of thousands of digits
         raise FastQwenError(f"'{path}' cannot be read as JSON ({error}): download the file again.") from None
     if not isinstance(value, dict):
         raise FastQwenError(f"'{path}' holds a JSON {type(value).__name__}, not an object: download the file again.")
