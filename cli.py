@@ -53,6 +53,13 @@ def _run(argv) -> int:
         return arguments.run(arguments)
     except FastQwenError as error:
         return _fail(str(error))
+    except (MemoryError, RuntimeError) as error:
+        from .engine.memory import full_memory
+
+        memory = full_memory(error)
+        if memory is None:
+            raise
+        return _fail(f"The {memory} is full: use a smaller model, smaller pictures or a lower --context.", code=1)
 
 
 def _flush():

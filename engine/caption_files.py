@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from ..weights import FastQwenError
 from ..weights.files import expanded, is_file, is_folder, is_utf8, not_opened, reason
 from .caption_output import Job, Lines, TextFiles
+from .memory import full_memory
 
 NO_UTF8 = "its name is not UTF-8, so no line of JSON can hold it: rename it."
 SUFFIXES = (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -153,10 +152,12 @@ def run(
     for done, job in enumerate(todo, 1):
         try:
             caption = ask(read_image(job.image))
-        except torch.cuda.OutOfMemoryError:
-            failed[str(job.image)] = "not enough memory for this image: make it smaller, or use a smaller model."
         except (FastQwenError, OSError) as error:
             failed[str(job.image)] = str(error)
+        except (MemoryError, RuntimeError) as error:
+            if full_memory(error) is None:
+                raise
+            failed[str(job.image)] = "not enough memory for this image: make it smaller, or use a smaller model."
         else:
             refusal = _write(files, job, caption)
             failed |= {str(job.image): refusal} if refusal else {}

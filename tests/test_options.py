@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from fastqwen import cli, option_types
+from fastqwen import cli, engine, option_types
 from fastqwen.engine import FastQwenError, resolve_device
 from fastqwen.mtp.short_head import FEWEST
 from fresh_python import fresh
@@ -182,6 +182,32 @@ def test_a_device_without_a_name_is_refused_and_a_long_reason_is_cut_behind_its_
     monkeypatch.setattr(torch, "empty", refuse)
     with pytest.raises(FastQwenError, match=r"here \(No such backend\): use 'cpu', or 'auto'\."):
         resolve_device("cpu")
+
+
+FULL = {
+    "GPU": torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more."),
+    "RAM": RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    "RAM of Python": MemoryError(),
+}
+
+
+@pytest.mark.parametrize("whose", FULL)
+def test_full_memory_is_one_sentence_and_a_failing_exit(capsys, monkeypatch, whose):
+    def fail(*arguments, **options):
+        raise FULL[whose]
+
+    monkeypatch.setattr(engine, "load", fail)
+    code, out, err = run(capsys, "generate", "--model", "demo", "--prompt", "x")
+    assert (code, out, err.count("\n")) == (1, "", 1) and f"The {whose[:3]} is full: use a smaller" in err
+
+
+def test_another_error_of_torch_is_not_called_full_memory(capsys, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(engine, "load", fail)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        cli.main(["generate", "--model", "demo", "--prompt", "x"])
 
 
 def test_an_interrupt_while_torch_is_imported_is_one_word_and_code_130():
