@@ -92,7 +92,13 @@ def test_the_ends_of_the_ranges_are_taken(option, value):
 @pytest.mark.parametrize("option", ["--image-pixels", "--draft-rows", "--max-tokens", "--fps", "--vram-budget"])
 def test_a_number_of_hundreds_of_digits_is_refused_in_one_sentence(capsys, option, digits):
     code, out, err = run(capsys, "generate", *REPLY, option, "9" * digits)
-    assert (code, out, err.count("\n")) == (2, "", 1) and f"argument {option}: " in err
+    assert (code, out, err.count("\n")) == (2, "", 1) and f"argument {option}: " in err and len(err) < 250
+
+
+def test_a_seed_may_have_any_size_that_python_reads(capsys):
+    assert option_types.integer("-" + "9" * 400) == 1 - 10**400
+    code, out, err = run(capsys, "generate", *REPLY, "--seed", "9" * 5000)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "is no whole number" in err and len(err) < 250
 
 
 def test_the_fewest_draft_rows_are_those_of_the_draft_head():
