@@ -12,7 +12,7 @@ from .benchmarks.arguments import add_bench
 from .caption_command import add_caption
 from .doctor_command import add_doctor
 from .option_types import LARGEST, number, path, whole
-from .terminal import Bar, ReplyBars, named_output
+from .terminal import Bar, ReplyBars, ended_as_by_hand, named_output
 
 NO_TORCH = (
     'torch is not installed: run `pip install torch` first (README.md, section "See it write", says which build fits).'
@@ -23,12 +23,12 @@ def main(argv=None) -> int:
     """Runs the command line; returns the exit code. A user's mistake is one line on stderr and code 2."""
     try:
         _survive_any_console()
-        with named_output():
+        with ended_as_by_hand(), named_output():
             code = _run(argv)
             _flush()
         return code
-    except KeyboardInterrupt:
-        return _fail("Interrupted.", code=130)
+    except KeyboardInterrupt as interrupt:
+        return _fail("Interrupted.", code=getattr(interrupt, "code", 130))
     except BrokenPipeError:
         # The reader closed the pipe (`| head`): nothing is left to say, and Python must not try again at exit.
         sys.stdout = None

@@ -3,11 +3,13 @@
 import argparse
 import errno
 import io
+import signal
 import sys
+import threading
 
 import pytest
 import torch
-from fastqwen import cli, engine, option_types
+from fastqwen import cli, engine, option_types, terminal
 from fastqwen.engine import FastQwenError, resolve_device
 from fastqwen.mtp.short_head import FEWEST
 from fresh_python import fresh
@@ -214,6 +216,31 @@ def test_another_error_of_torch_is_not_called_full_memory(capsys, monkeypatch):
     monkeypatch.setattr(engine, "load", fail)
     with pytest.raises(RuntimeError, match="shapes differ"):
         cli.main(["generate", "--model", "demo", "--prompt", "x"])
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no such signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_run_that_is_ended_from_outside_leaves_no_half_file(capsys, monkeypatch, tmp_path, name):
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("only a main thread is told of signals")
+    number, found = getattr(signal, name), []
+
+    def end(bar, done, total):
+        found.extend(tmp_path.iterdir())
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(cli.Bar, "__call__", end)
+    before = signal.getsignal(number)
+    code, out, err = run(capsys, "quantize", "demo-bf16", str(tmp_path / "new.safetensors"), "--format", "int8")
+    assert (code, out, err) == (128 + number, "", "fastqwen: Interrupted.\n")
+    assert found and not list(tmp_path.iterdir()) and signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
+    monkeypatch.setattr(signal, "signal", lambda *arguments: pytest.fail("changed"))
+    with terminal.ended_as_by_hand():
+        pass
 
 
 def test_an_interrupt_while_torch_is_imported_is_one_word_and_code_130():
