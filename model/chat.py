@@ -50,8 +50,10 @@ class ChatTemplate:
         self._source = source
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise FastQwenError(f"The chat template of '{origin}' does not parse ({error}): replace it.") from None
+        except Exception as error:  # beside its own errors Jinja raises Python's: nested too deep, numbers too long
+            raise FastQwenError(
+                f"The chat template of '{origin}' does not parse ({_reason(error)}): replace it."
+            ) from None
 
     @classmethod
     def load(cls, path: Path, tokenizer: Tokenizer) -> "ChatTemplate":
@@ -138,8 +140,13 @@ class ChatTemplate:
                 **self._tokenizer.named,
             )
         except Exception as error:  # a template is a program of the checkpoint's author: it can fail in any way
-            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            raise FastQwenError(f"The chat template of '{self._origin}' refused the messages: {reason}.") from error
+            raise FastQwenError(
+                f"The chat template of '{self._origin}' refused the messages: {_reason(error)}."
+            ) from error
+
+
+def _reason(error):
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _conversation(prompt, system, places):
