@@ -221,6 +221,8 @@ def _is_vocab(value):
 
 
 def _added_from_list(entries, file):
+    if entries is not None and not isinstance(entries, list):
+        raise FastQwenError(f"'{file}' has added_tokens that are not a list: download the file again.")
     return [_added(entry.get("id") if isinstance(entry, dict) else None, entry, file) for entry in entries or []]
 
 
@@ -234,7 +236,7 @@ def _added_from_config(config, file):
 def _added(index, entry, file):
     content = entry.get("content") if isinstance(entry, dict) else None
     # A one-character name could not be kept out of user text: there is no second place to break it.
-    if type(index) is not int or not isinstance(content, str) or len(content) < 2:
+    if type(index) is not int or index < 0 or not isinstance(content, str) or len(content) < 2:
         raise FastQwenError(f"'{file}' has a malformed added token ({entry!r}): download the file again.")
     odd = [flag for flag in ("lstrip", "rstrip", "single_word") if entry.get(flag)]
     if odd:

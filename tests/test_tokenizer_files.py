@@ -149,6 +149,8 @@ DAMAGED = {
     "merge of unknown tokens": damage_json(lambda data: data["model"]["merges"].append(["q", "zz"])),
     "unknown normalizer": damage_json(lambda data: data.update(normalizer={"type": "Odd"})),
     "added token without id": damage_json(lambda data: data["added_tokens"][0].pop("id")),
+    "added token of a negative id": damage_json(lambda data: data["added_tokens"][0].update(id=-1)),
+    "a number of added tokens": damage_json(lambda data: data.update(added_tokens=3)),
     "added token of one character": damage_json(lambda data: data["added_tokens"][0].update(content="x")),
     "added token that strips": damage_json(lambda data: data["added_tokens"][0].update(lstrip=True)),
     "added token on a used id": damage_json(lambda data: data["added_tokens"][0].update(id=5)),
