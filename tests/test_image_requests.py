@@ -63,6 +63,22 @@ def test_pictures_are_reduced_to_what_the_context_holds(folder):
         engine.reply("x" * 120, images=[picture(100, 100, 4)])
 
 
+@pytest.mark.parametrize("count", [2, 5, 9])
+@pytest.mark.parametrize("media", ["icons", "strips", "one frame", "three frames"])
+def test_small_and_narrow_pictures_keep_a_budget_too(engine, media, count):
+    """The released rule makes them larger than its bounds; tokens of this tower are 8 x 8 pixels, at least four."""
+    kind = {"icons": picture(5, 7, 1), "strips": picture(4, 600, 2)}.get(media)
+    clip = (torch.zeros(1 if media == "one frame" else 3, 20, 30, 3), 2.0)
+    for tokens in (1, 3, 5, 7, 11):
+        pairs = 2 if media == "three frames" else 1
+        given = {"images": [kind] * count} if kind is not None else {"videos": [clip] * count}
+        reply = engine.reply("x", pixel_budget=count * pairs * tokens * 64, **given)
+        found = sum(reply.prompt_ids.count(IDS[name]) for name in ("<|image_pad|>", "<|video_pad|>"))
+        assert count * pairs <= found <= count * pairs * tokens
+        if kind is not None:
+            assert image_tokens(engine.reply("x", images=[kind], image_pixels=tokens * 64)) <= tokens
+
+
 def test_a_batch_is_several_images_and_places_must_match(engine):
     batch = torch.stack([picture(16, 16, seed) for seed in range(3)]).float() / 255
     assert engine.reply("x", images=batch).prompt_ids.count(IDS["<|vision_start|>"]) == 3
