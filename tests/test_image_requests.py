@@ -59,7 +59,7 @@ def test_pictures_are_reduced_to_what_the_context_holds(folder):
     engine = load(folder, device="cpu", context=128)
     reply = engine.reply("x" * 30, images=[picture(100, 100, 4)] * 3, max_tokens=1000)
     assert len(reply.prompt_ids) + 128 // 4 <= 128 and image_tokens(reply) >= 3
-    with pytest.raises(FastQwenError, match="shorten it"):
+    with pytest.raises(FastQwenError, match="shorten it, or show less"):
         engine.reply("x" * 120, images=[picture(100, 100, 4)])
 
 
