@@ -10,7 +10,7 @@ from ..attention import KINDS
 from ..model.chat import ChatTemplate
 from ..model.config import read_config
 from ..model.load import LoadedModel, load_model
-from ..model.tokenizer import load_tokenizer
+from ..model.tokenizer import Tokenizer, load_tokenizer
 from ..mtp.head import MtpHead
 from ..mtp.short_head import FEWEST, ShortHead, check_short_head
 from ..weights import Checkpoint, FastQwenError
@@ -31,6 +31,7 @@ DEMOS = {
     "demo-bf16": _DEMO,
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PADDING = 1024  # rows that a table may have behind its vocabulary; released Qwen3.5 files have 243
 DEVICES = ("cpu", "cuda", "xpu", "mps")  # torch has others, such as "meta", that hold no values
 
 
@@ -97,7 +98,7 @@ def load(
         options = {"quantize": quantize, "repack": repack, "kv": kind, "place": placement.take}
         model = load_model(checkpoint, where, computes, on_load, **options)
         head = _head(model, text, draft_rows, draft_format)
-        notes = placement.settle(model.trunk, head) + _notes(checkpoint, model, head)
+        notes = placement.settle(model.trunk, head) + _notes(checkpoint, model, text, head)
         tower = config.vision and Vision(checkpoint, names, config.vision, where, computes, offload=offload_vision)
         return Engine(
             model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs and not placement.streams,
@@ -162,8 +163,8 @@ def resolve_device(name: str) -> torch.device:
         if device.type not in DEVICES:
             raise RuntimeError("models are not run there")
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+    except (TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].partition(". ")[0]  # torch goes on for a page
         raise FastQwenError(f"Device '{name}' cannot be used here ({reason}): use 'cpu', or 'auto'.") from None
     return device
 
@@ -197,10 +198,20 @@ def _head(model: LoadedModel, text, draft_rows: int | None, draft_format: str | 
     return head
 
 
-def _notes(checkpoint: Checkpoint, model: LoadedModel, head: MtpHead | None) -> list[str]:
+def _notes(checkpoint: Checkpoint, model: LoadedModel, text: Tokenizer, head: MtpHead | None) -> list[str]:
     """What a user should know of a loaded file."""
     config = model.config
-    return [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes, *_draft_notes(head)]
+    unused = _unused(checkpoint.unread(), config)
+    return [*_vocabulary_notes(text, config), *unused, *_mtp_notes(config), *model.reader.notes, *_draft_notes(head)]
+
+
+def _vocabulary_notes(text, config) -> list[str]:
+    if config.vocab_size - text.size <= PADDING:
+        return []
+    return [
+        f"The tokenizer '{text.origin}' has {text.size} tokens and the checkpoint's table {config.vocab_size} rows: if "
+        "the text makes no sense, it belongs to another model; put the checkpoint's own tokenizer.json in its place."
+    ]
 
 
 def _unused(names: Sequence[str], config) -> list[str]:
