@@ -88,10 +88,7 @@ def load(
     computes = _dtype(dtype, where)
     checkpoint = Checkpoint.open(source)
     # Everything that headers and small files can tell is told before gigabytes of weights are read.
-    config, names = read_config(checkpoint)
-    text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
-    _check_vocabulary(text, config)
-    template = ChatTemplate.load(source, text)
+    config, names, text, template = _beside(checkpoint, source, tokenizer, comfy_tokenizer_folder)
     _check_room(checkpoint, where, quantize, repack, vram_budget)
     with launching_on(where):
         placement = Placement(where, vram_budget)
@@ -105,6 +102,14 @@ def load(
             context=context, prefix_cache_bytes=prefix_cache_bytes, vision=tower,
             no_vision=config.vision_fault or NO_TOWER,
         )  # fmt: skip
+
+
+def _beside(checkpoint, source, tokenizer, comfy_tokenizer_folder):
+    """(config, where tensors are, tokenizer, chat template)."""
+    config, names = read_config(checkpoint)
+    text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
+    _check_vocabulary(text, config)
+    return config, names, text, ChatTemplate.load(source, text)
 
 
 def _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format, quantize):
