@@ -1,6 +1,6 @@
 """Options that several commands share, and what they mean to the engine."""
 
-from .option_types import LARGEST, draft_rows, number, path, whole
+from .option_types import LARGEST, draft_rows, integer, number, path, whole
 from .terminal import Bar
 
 MTP_CHOICES = ("auto", "off", "2", "3", "4", "5")
@@ -38,7 +38,7 @@ def add_reply_options(parser):
     add("--repetition-penalty", type=number(0, 5, above=True), default=1.0, metavar="R", help="1 is none (default 1)")
     add("--presence-penalty", type=number(-5, 5), default=0.0, metavar="R", help="0 is none (default 0)")
     add("--greedy", action="store_true", help="always take the most likely token")
-    add("--seed", type=int, default=0, metavar="N", help="same seed, same text (default 0)")
+    add("--seed", type=integer, default=0, metavar="N", help="same seed, same text (default 0)")
     add("--thinking", action="store_true", help="let the model reason before it answers")
     add("--mtp", default="auto", choices=MTP_CHOICES, help="drafting; never changes the text (default auto)")
     add("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:1, ... (default auto)")

@@ -12,21 +12,23 @@ from .benchmarks.arguments import add_bench
 from .caption_command import add_caption
 from .doctor_command import add_doctor
 from .option_types import LARGEST, number, path, whole
-from .terminal import Bar, ReplyBars, named_output
+from .terminal import Bar, ReplyBars, ended_as_by_hand, named_output
 
-NO_TORCH = "torch is not installed: run `pip install torch` first (README.md, section Install, says which build fits)."
+NO_TORCH = (
+    'torch is not installed: run `pip install torch` first (README.md, section "See it write", says which build fits).'
+)
 
 
 def main(argv=None) -> int:
     """Runs the command line; returns the exit code. A user's mistake is one line on stderr and code 2."""
     try:
         _survive_any_console()
-        with named_output():
+        with ended_as_by_hand(), named_output():
             code = _run(argv)
             _flush()
         return code
-    except KeyboardInterrupt:
-        return _fail("Interrupted.", code=130)
+    except KeyboardInterrupt as interrupt:
+        return _fail("Interrupted.", code=getattr(interrupt, "code", 130))
     except BrokenPipeError:
         # The reader closed the pipe (`| head`): nothing is left to say, and Python must not try again at exit.
         sys.stdout = None
@@ -51,6 +53,13 @@ def _run(argv) -> int:
         return arguments.run(arguments)
     except FastQwenError as error:
         return _fail(str(error))
+    except (MemoryError, RuntimeError) as error:
+        from .engine.memory import full_memory
+
+        memory = full_memory(error)
+        if memory is None:
+            raise
+        return _fail(f"The {memory} is full: use a smaller model, smaller pictures or a lower --context.", code=1)
 
 
 def _flush():
@@ -190,10 +199,20 @@ def _generate(arguments) -> int:
     result = reply.result()
     if arguments.json:
         value = {"text": result.text, "thinking": result.thinking, "report": result.report.to_dict()}
-        print(json.dumps(value, ensure_ascii=False))
+        print(_json_for(sys.stdout, value))
     else:
         print(*result.report.lines(), sep="\n", file=sys.stderr)
     return 0
+
+
+def _json_for(stream, value) -> str:
+    """JSON that the stream loses nothing of: a console's code page would put ? for what it does not have."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(getattr(stream, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
 
 
 def _standard_input() -> str:

@@ -1,7 +1,37 @@
 """What the command line writes to, and shows on a terminal beside its text."""
 
 import contextlib
+import signal
 import sys
+import threading
+
+
+class Ended(KeyboardInterrupt):
+    """Somebody else than the user ends the program: `code` is what it returns then."""
+
+    def __init__(self, number: int):
+        super().__init__()
+        self.code = 128 + number
+
+
+@contextlib.contextmanager
+def ended_as_by_hand():
+    """In this block the signals of `kill` and of a terminal that is closed raise Ended, so that what is half written is
+    removed as after Ctrl-C. One that is ignored (nohup) stays so."""
+
+    def end(number, frame):
+        raise Ended(number)
+
+    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    mine = threading.current_thread() is threading.main_thread()  # no other may set them
+    taken = [number for number in signals if mine and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

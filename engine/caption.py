@@ -5,6 +5,7 @@ per image. caption_files.py finds the images and writes the files.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -227,12 +228,17 @@ def _json(text: str, options: CaptionOptions, cut: bool) -> str:
 
 def _object(text, cut):
     """The JSON object of a reply: alone, in a code fence, or between other words."""
-    decoder = json.JSONDecoder(parse_constant=_no_constant)
+    decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
     try:
         return decoder.raw_decode(text, text.index("{"))[0]
     except (ValueError, RecursionError):
         why = " (cut at the token limit: raise it)" if cut else ""
         raise FastQwenError(f"The model did not write a JSON object{why}: {shown(text)}") from None
+
+
+def _finite(text):
+    value = float(text)
+    return value if math.isfinite(value) else _no_constant(text)
 
 
 def _no_constant(name):

@@ -103,6 +103,7 @@ class DeviceModel:
         for captured in self._graphs, self._drafts, self._arenas:
             captured.clear()
         self.parts, self._shapes = {}, {}
+        self.state.layers.clear()  # a session of a reply that was left in its middle holds the state
         self.state = self.head_cache = self.round = self.settings = self._workspace = self._row = None
         self.logits = self._short_workspace = self._pool = None
 
@@ -158,10 +159,9 @@ class DeviceModel:
         write_settings(self.settings, settings, seed)
 
     def draw_first(self, logits: Tensor) -> tuple[int, bool]:
-        """(the first token of a reply, whether it could be drawn) from logits [V]; waits for it."""
+        """(a reply's first token, whether it could be drawn) from logits [V], after `rounds.forget_reply`; waits."""
         round = self.round
         self.set_tree(Tree(()))
-        round.marks.zero_()
         round.state.zero_()
         token, error = round.drawn[:1], round.errors[:1]
         sampling.draw(

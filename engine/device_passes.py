@@ -20,7 +20,7 @@ from ..mtp.tree import Tree
 from ..weights.errors import FastQwenError
 from .device_model import DeviceModel
 from .sampling import SamplingSettings
-from .session import Session
+from .session import GIVEN_BACK, Session
 
 QUEUED = 2  # rounds under way: the one that the host waits for, and the next
 
@@ -82,9 +82,11 @@ class DevicePasses:
         self._last = hidden, positions
 
     def first(self, logits: Tensor) -> int:
+        self._require_buffers()
         model, round, state = self._model, self._model.round, self.session.state
         with torch.inference_mode():
             model.set_sampling(self._settings, self._seed)
+            rounds.forget_reply(round)
             token = self._draw_first(logits)
             self._show_shortlist((token,))
             words = rounds.state_words(
@@ -103,8 +105,7 @@ class DevicePasses:
         return token
 
     def next(self) -> Outcome:
-        if self._model.user is not self._user:
-            raise FastQwenError("Another reply was started on this model before this one was finished: run it again.")
+        self._require_buffers()
         while not self._over and len(self._queue) < self.queued:
             self._launch(self._planner.tree())
         return self._take()
@@ -132,6 +133,12 @@ class DevicePasses:
 
     def report(self) -> dict:
         return self._planner.scores()
+
+    def _require_buffers(self):
+        if self._model.user is None:
+            raise FastQwenError(GIVEN_BACK)
+        if self._model.user is not self._user:
+            raise FastQwenError("Another reply was started on this model before this one was finished: run it again.")
 
     def _launch(self, tree: Tree):
         model = self._model
@@ -192,7 +199,8 @@ class DevicePasses:
         return outcome
 
     def _show_shortlist(self, emitted: Sequence[int]):
-        if self._drafts and self._model.head.short is not None:
+        # Of what was under way when another reply began nothing is shown: the places are that one's.
+        if self._drafts and self._model.user is self._user and self._model.head.short is not None:
             self._model.head.short.add(emitted)
 
     def _committed(self, steps: int, emitted: Sequence[int]) -> list[int]:

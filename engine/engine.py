@@ -204,11 +204,12 @@ class Engine:
         ids, limit = place(media, ids, self.tokenizer, context=self.context, max_tokens=max_tokens), self.context
         if len(ids) > limit:
             whose = "the context limit" if limit < self.config.max_positions else "the model's context"
-            raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: shorten it.")
+            remedy = "shorten it" if media is None else "shorten it, or show less"
+            raise FastQwenError(f"The prompt has {len(ids)} tokens and {whose} holds {limit}: {remedy}.")
         return ids
 
     def _media(self, images, videos, limits, background, video_fps) -> Media | None:
-        if not isinstance(images, torch.Tensor) and not images and not videos:
+        if not any(hasattr(given, "shape") or given for given in (images, videos)):  # a tensor is no truth value
             return None
         if self.vision is None:
             raise FastQwenError(f"This model takes no images or videos: {self._no_vision}")

@@ -10,10 +10,11 @@ from ..attention import KINDS
 from ..model.chat import ChatTemplate
 from ..model.config import read_config
 from ..model.load import LoadedModel, load_model
-from ..model.tokenizer import load_tokenizer
+from ..model.tokenizer import Tokenizer, load_tokenizer
 from ..mtp.head import MtpHead
 from ..mtp.short_head import FEWEST, ShortHead, check_short_head
 from ..weights import Checkpoint, FastQwenError
+from ..weights.backend import launching_on
 from ..weights.files import expanded
 from ..weights.quantize import FORMATS
 from .engine import NO_TOWER, Engine
@@ -30,6 +31,7 @@ DEMOS = {
     "demo-bf16": _DEMO,
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PADDING = 1024  # rows that a table may have behind its vocabulary; released Qwen3.5 files have 243
 DEVICES = ("cpu", "cuda", "xpu", "mps")  # torch has others, such as "meta", that hold no values
 
 
@@ -86,21 +88,28 @@ def load(
     computes = _dtype(dtype, where)
     checkpoint = Checkpoint.open(source)
     # Everything that headers and small files can tell is told before gigabytes of weights are read.
+    config, names, text, template = _beside(checkpoint, source, tokenizer, comfy_tokenizer_folder)
+    _check_room(checkpoint, where, quantize, repack, vram_budget)
+    with launching_on(where):
+        placement = Placement(where, vram_budget)
+        options = {"quantize": quantize, "repack": repack, "kv": kind, "place": placement.take}
+        model = load_model(checkpoint, where, computes, on_load, **options)
+        head = _head(model, text, draft_rows, draft_format)
+        notes = placement.settle(model.trunk, head) + _notes(checkpoint, model, text, head)
+        tower = config.vision and Vision(checkpoint, names, config.vision, where, computes, offload=offload_vision)
+        return Engine(
+            model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs and not placement.streams,
+            context=context, prefix_cache_bytes=prefix_cache_bytes, vision=tower,
+            no_vision=config.vision_fault or NO_TOWER,
+        )  # fmt: skip
+
+
+def _beside(checkpoint, source, tokenizer, comfy_tokenizer_folder):
+    """(config, where tensors are, tokenizer, chat template)."""
     config, names = read_config(checkpoint)
     text = load_tokenizer(source, explicit=tokenizer, comfy_folder=comfy_tokenizer_folder)
     _check_vocabulary(text, config)
-    template = ChatTemplate.load(source, text)
-    _check_room(checkpoint, where, quantize, repack, vram_budget)
-    placement = Placement(where, vram_budget)
-    options = {"quantize": quantize, "repack": repack, "kv": kind, "place": placement.take}
-    model = load_model(checkpoint, where, computes, on_load, **options)
-    head = _head(model, text, draft_rows, draft_format)
-    notes = placement.settle(model.trunk, head) + _notes(checkpoint, model, head)
-    tower = config.vision and Vision(checkpoint, names, config.vision, where, computes, offload=offload_vision)
-    return Engine(
-        model.trunk, text, template, mtp_head=head, notes=notes, graphs=graphs and not placement.streams,
-        context=context, prefix_cache_bytes=prefix_cache_bytes, vision=tower, no_vision=config.vision_fault or NO_TOWER,
-    )  # fmt: skip
+    return config, names, text, ChatTemplate.load(source, text)
 
 
 def _check_options(context, prefix_cache_bytes, vram_budget, draft_rows, draft_format, quantize):
@@ -159,8 +168,8 @@ def resolve_device(name: str) -> torch.device:
         if device.type not in DEVICES:
             raise RuntimeError("models are not run there")
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+    except (TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].partition(". ")[0]  # torch goes on for a page
         raise FastQwenError(f"Device '{name}' cannot be used here ({reason}): use 'cpu', or 'auto'.") from None
     return device
 
@@ -194,10 +203,20 @@ def _head(model: LoadedModel, text, draft_rows: int | None, draft_format: str | 
     return head
 
 
-def _notes(checkpoint: Checkpoint, model: LoadedModel, head: MtpHead | None) -> list[str]:
+def _notes(checkpoint: Checkpoint, model: LoadedModel, text: Tokenizer, head: MtpHead | None) -> list[str]:
     """What a user should know of a loaded file."""
     config = model.config
-    return [*_unused(checkpoint.unread(), config), *_mtp_notes(config), *model.reader.notes, *_draft_notes(head)]
+    unused = _unused(checkpoint.unread(), config)
+    return [*_vocabulary_notes(text, config), *unused, *_mtp_notes(config), *model.reader.notes, *_draft_notes(head)]
+
+
+def _vocabulary_notes(text, config) -> list[str]:
+    if config.vocab_size - text.size <= PADDING:
+        return []
+    return [
+        f"The tokenizer '{text.origin}' has {text.size} tokens and the checkpoint's table {config.vocab_size} rows: if "
+        "the text makes no sense, it belongs to another model; put the checkpoint's own tokenizer.json in its place."
+    ]
 
 
 def _unused(names: Sequence[str], config) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..model.image_rules import ImageRules
-from ..model.images import WHITE, as_pictures, fit, image_patches
+from ..model.images import WHITE, as_pictures, fit, image_patches, within
 from ..model.media import Item, Span, expand, require_places, rope_positions
 from ..model.tokenizer import Tokenizer
 from ..model.video import SAMPLE_FPS, Video, fit_video, read_video, video_patches
@@ -206,9 +206,10 @@ class Media:
         if isinstance(source, Video):
             frames, height, width = source.frames.shape[:3]
             # The rule counts every frame, the budget every pair, which is what costs tokens.
-            return fit_video(frames, height, width, rules, most and most * rules.temporal)
-        bounds = [bound for bound in (most, self._image_pixels) if bound is not None]
-        return fit(*source.shape[:2], rules, min(bounds, default=None))
+            size = fit_video(frames, height, width, rules, most and most * rules.temporal)
+            return within(height, width, rules.factor, size, most and most // _pairs(source))
+        bound = min((bound for bound in (most, self._image_pixels) if bound is not None), default=None)
+        return within(*source.shape[:2], rules.factor, fit(*source.shape[:2], rules, bound), bound)
 
     def _note(self, index, source, size):
         height, width = source.frames.shape[1:3] if isinstance(source, Video) else source.shape[:2]

@@ -24,6 +24,16 @@ FREE_SHARE = 0.8
 _PACKAGE = __name__.removesuffix(".engine.memory")
 
 
+def full_memory(error: BaseException) -> str | None:
+    """Whose memory was full, "GPU" or "RAM", where that is what the error says; None for any other."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "GPU"
+    # A CPU's allocator has no error of its own: these are its words on Linux and macOS, and on Windows.
+    words = ("can't allocate memory", "not enough memory")
+    told = isinstance(error, RuntimeError) and any(part in str(error) for part in words)
+    return "RAM" if told or isinstance(error, MemoryError) else None
+
+
 def objects_of(*roots: object) -> Iterator[object]:
     """Everything that objects of this package hold, each once: through attributes, lists, tuples and dictionaries."""
     seen: set[int] = set()

@@ -142,7 +142,8 @@ class PromptReuse:
 
     def _restore(self, state):
         last, device = self._chain[-1], state.device
-        rows = [entry.rows.on(device) for entry in self._chain]
+        # One entry's copy on the device at a time: a long beginning's together take the room of its keys and values.
+        rows = (entry.rows.on(device) for entry in self._chain)
         state.restore(rows, last.recurrent.on(device), length=last.end, next_position=last.next_position)
         cache = self.rows.prompt_cache
         if cache is None:

@@ -1,10 +1,13 @@
 """A reply being written, and a finished one."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
+import torch
+
 from ..weights import FastQwenError
+from ..weights.backend import launching_on
 from .loop import OnStep, run
 from .media import Embedded
 from .memory import EngineMemory
@@ -75,7 +78,7 @@ class Reply:
                 meter.reused(passes.session.reuse)
                 passes.session.reuse = None  # each refers to the other: nobody would free them but the collector
 
-        self._deltas = self._run(new_tokens())
+        self._deltas = _on_device(self._run(new_tokens()), memory.device)
 
     @property
     def bytes_needed(self) -> int:
@@ -114,3 +117,17 @@ class Reply:
             raise
         text, thinking = self._text.text, self._text.thinking
         self._result = Result(text, thinking, tuple(self._tokens), self._meter.report(len(self._tokens)))
+
+
+def _on_device(deltas: Generator[Delta], device: torch.device) -> Iterator[Delta]:
+    """The deltas, each made with `device` as torch's current one, which between them is again what their reader has."""
+    try:
+        while True:
+            with launching_on(device):
+                delta = next(deltas, None)
+            if delta is None:
+                return
+            yield delta
+    finally:
+        with launching_on(device):
+            deltas.close()

@@ -70,17 +70,20 @@ class Report:
         """For people: the notes, and the numbers in one line."""
         return [
             *(f"note: {note}" for note in self.notes),
-            f"[{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, prompt {self.prompt_tokens} tokens"
+            f"[{self.written}, prompt {self.prompt_tokens} tokens"
             f"{self._cached()} in {self.prefill_seconds:.2f} s{self._images()}, stopped: {self.stop_reason}, "
             f"mtp: {self.mtp}{self._drafts()}]",
         ]
 
     def short(self) -> str:
         """One of many replies in a few words; what `notes_of` gives is said once beside them."""
-        return (
-            f"{self.new_tokens} tokens, {self.tokens_per_second or 0:.1f} tokens/s, prompt {self.prompt_tokens} tokens"
-            f"{self._cached()}, stopped: {self.stop_reason}"
-        )
+        return f"{self.written}, prompt {self.prompt_tokens} tokens{self._cached()}, stopped: {self.stop_reason}"
+
+    @property
+    def written(self) -> str:
+        """For people: tokens and their rate, which a reply of one token has not."""
+        speed = f"{self.tokens_per_second:.1f} tokens/s" if self.tokens_per_second else "speed not measured"
+        return f"{self.new_tokens} token{'s' * (self.new_tokens != 1)}, {speed}"
 
     def _cached(self) -> str:
         if not self.cached_tokens:

@@ -11,7 +11,7 @@ top-p limit stays, and every tie has a rule.
 
 import math
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 
@@ -73,17 +73,17 @@ GREEDY = SamplingSettings(greedy=True)
 class Sampler:
     """Draws the tokens of one text.
 
-    seed: any int; its low 64 bits count. vocab_size: ids from 0 to vocab_size - 1 can be drawn.
-    Raises FastQwenError for a seed that is no int or a vocab_size below 1.
+    seed: any whole number, NumPy's too; its low 64 bits count. vocab_size: ids from 0 to vocab_size - 1 can be drawn.
+    Raises FastQwenError for a seed that is no whole number or a vocab_size below 1.
     """
 
     def __init__(self, settings: SamplingSettings, seed: int, vocab_size: int) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int):
+        if isinstance(seed, bool) or not isinstance(seed, Integral):
             raise FastQwenError(f"seed is {seed!r}; set a whole number.")
         if vocab_size < 1:
             raise FastQwenError(f"The vocabulary has {vocab_size} tokens; a model needs at least 1.")
         self.settings = settings
-        self.seed = seed
+        self.seed = int(seed)  # NumPy's have no bits above their own
         self.vocab_size = vocab_size
 
     def draw(self, logits: torch.Tensor, history: torch.Tensor, index: int) -> int:

@@ -13,6 +13,8 @@ from ..weights import FastQwenError
 from .media import Embedded
 from .prompt_reuse import PromptReuse
 
+GIVEN_BACK = "What replies share was given back while this reply was written: run it again."
+
 
 class Session:
     """`tokens` are committed and the state is theirs; `hidden` is the final hidden state [H] of the last of them.
@@ -112,6 +114,8 @@ class Session:
     def _pass(self):
         if not self.valid:
             raise FastQwenError("This session was interrupted inside a pass and cannot go on: start a new one.")
+        if not self.state.layers:  # engine/device_model.py's release
+            raise FastQwenError(GIVEN_BACK)
         self.valid = False
         with torch.inference_mode():
             yield

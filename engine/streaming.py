@@ -175,12 +175,12 @@ class HostLayer:
             with contextlib.suppress(RuntimeError):  # the refusal is reported once more, by the next launch
                 torch.zeros(1, device="cuda")
             return False
-        weakref.finalize(self, _unpin, address).atexit = False
+        weakref.finalize(self, _unpin, address, torch.cuda.current_device()).atexit = False
         return True
 
 
-def _unpin(address: int):
-    torch.cuda.synchronize()  # a copy may be under way
+def _unpin(address: int, device: int):
+    torch.cuda.synchronize(device)  # a copy may be under way
     torch.cuda.cudart().cudaHostUnregister(address)
 
 

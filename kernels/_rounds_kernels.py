@@ -202,7 +202,6 @@ def accept_kernel(
     capacity = tl.load(p_state + CAPACITY)
     limit = tl.load(p_state + LIMIT)
     room = tl.minimum(limit - reply, capacity - length)
-    room = tl.minimum(limit - reply, capacity - length)
 
     path = slot * 0
     emitted = slot * 0

@@ -164,6 +164,13 @@ def allocate(vocab: int, hidden: int, dtype: torch.dtype, inverse: Tensor) -> Ro
     )  # fmt: skip
 
 
+def forget_reply(round: Round):
+    """Before a reply's first token: penalties see nothing of the reply before, neither its tokens nor those of its last
+    pass, of which a root, itself included in its bit mask, sees the first."""
+    round.marks.zero_()
+    round.tokens.fill_(-1)
+
+
 def shape_words(parents: Sequence[int], places: Sequence[int]) -> list[int]:
     """Contents of the shape tensor.
 
@@ -198,6 +205,7 @@ def state_words(
     """Contents of the state tensor before the first round of a reply.
 
     waiting  rows that the ring holds already, the i-th as row i of its hidden states
+    limit    may be more than the words hold, which no reply reaches
     Raises ValueError for more than STOPS stop tokens.
     """
     if len(stops) > STOPS:
@@ -205,7 +213,7 @@ def state_words(
     words = [0] * STATE
     words[LENGTH], words[POSITION], words[BUFFER], words[PENDING] = length, position, buffer, len(pending)
     words[MOVE : MOVE + 2] = [-1, -1]
-    words[REPLY], words[ROOT], words[LIMIT], words[CAPACITY] = reply, root, limit, capacity
+    words[REPLY], words[ROOT], words[LIMIT], words[CAPACITY] = reply, root, min(limit, 2**31 - 1), capacity
     words[WRITTEN] = words[KEPT] = waiting
     words[HEAD_LENGTH] = head_length
     words[PATH : PATH + len(pending)] = pending

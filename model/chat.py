@@ -50,8 +50,10 @@ class ChatTemplate:
         self._source = source
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise FastQwenError(f"The chat template of '{origin}' does not parse ({error}): replace it.") from None
+        except Exception as error:  # beside its own errors Jinja raises Python's: nested too deep, numbers too long
+            raise FastQwenError(
+                f"The chat template of '{origin}' does not parse ({_reason(error)}): replace it."
+            ) from None
 
     @classmethod
     def load(cls, path: Path, tokenizer: Tokenizer) -> "ChatTemplate":
@@ -97,10 +99,10 @@ class ChatTemplate:
 
     def _raw_ids(self, prompt, system, images):
         if not isinstance(prompt, str) or not prompt:
-            raise FastQwenError("A raw prompt must be a string that is not empty: write the prompt, or turn raw off.")
+            raise FastQwenError("A raw prompt must be a string that is not empty: write it, or use the chat template.")
         if system or images:
             raise FastQwenError(
-                "A raw prompt takes no system text and places no images: write them into it, or turn raw off."
+                "A raw prompt takes no system text and places no images: write them into it, or use the chat template."
             )
         return self._tokenizer.encode_template(prompt)
 
@@ -138,8 +140,13 @@ class ChatTemplate:
                 **self._tokenizer.named,
             )
         except Exception as error:  # a template is a program of the checkpoint's author: it can fail in any way
-            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            raise FastQwenError(f"The chat template of '{self._origin}' refused the messages: {reason}.") from error
+            raise FastQwenError(
+                f"The chat template of '{self._origin}' refused the messages: {_reason(error)}."
+            ) from error
+
+
+def _reason(error):
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _conversation(prompt, system, places):

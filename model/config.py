@@ -89,16 +89,22 @@ def check_shapes(checkpoint: Checkpoint, config: ModelConfig, names: dict[str, s
     markers = read_markers(checkpoint)
     for name, shape in config.expected_shapes().items():
         if name not in names:
-            raise FastQwenError(f"Tensor '{name}' is missing from '{checkpoint.path}': expected shape {list(shape)}.")
+            raise FastQwenError(
+                f"Tensor '{name}' is missing from '{checkpoint.path}', expected with shape {list(shape)}: {REMEDY}."
+            )
         layer = names[name].removesuffix(".weight")
         if layer in markers and len(shape) != 2:
-            raise FastQwenError(f"Tensor '{names[name]}' is marked as {markers[layer].format}; it must be plain.")
+            raise FastQwenError(
+                f"Tensor '{names[name]}' is marked as {markers[layer].format} and must be plain: {REMEDY}."
+            )
         if layer in markers or len(shape) == 2:
             layout_of(checkpoint, layer, markers.get(layer), shape)
             continue
         entry = checkpoint.entries[names[name]]
         if entry.shape != shape:
-            raise FastQwenError(f"Tensor '{names[name]}' has shape {list(entry.shape)}, expected {list(shape)}.")
+            raise FastQwenError(
+                f"Tensor '{names[name]}' has shape {list(entry.shape)}, expected {list(shape)}: {REMEDY}."
+            )
         if entry.dtype not in PLAIN:
             raise FastQwenError(
                 f"Tensor '{names[name]}' is stored as {entry.dtype}, expected one of {', '.join(PLAIN)}: {REMEDY}."
@@ -164,16 +170,16 @@ class _Shapes:
         kinds = {}
         for name in self.names:
             parts = name.split(".")
-            if parts[0] == "layers" and len(parts) > 3 and parts[1].isdigit():
+            if parts[0] == "layers" and len(parts) > 3 and parts[1].isdecimal():
                 if parts[2:4] == ["linear_attn", "A_log"]:
                     kinds[int(parts[1])] = LINEAR
                 elif parts[2:4] == ["self_attn", "q_norm"]:
                     kinds[int(parts[1])] = FULL
         count = max(kinds) + 1
-        missing = sorted(set(range(count)) - set(kinds))
-        if missing:
+        missing = next((index for index in range(count) if index not in kinds), None)
+        if missing is not None:
             raise FastQwenError(
-                f"Layer {missing[0]} of {count} in '{self.checkpoint.path}' has neither 'linear_attn.A_log' nor "
+                f"Layer {missing} of {count} in '{self.checkpoint.path}' has neither 'linear_attn.A_log' nor "
                 "'self_attn.q_norm.weight': the checkpoint is incomplete."
             )
         if FULL not in kinds.values():

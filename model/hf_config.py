@@ -1,7 +1,7 @@
 """Typed reads of a Hugging Face config.json, and refusal of what this code does not implement."""
 
 import json
-import math
+import sys
 from collections.abc import Iterable
 
 from ..attention import RotaryConfig
@@ -94,8 +94,8 @@ class HFConfig:
 
     def _number(self, config, key, default):
         value = config.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise FastQwenError(f"{self.where} sets {key} to {value!r}; a positive number is expected.")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
+            raise FastQwenError(f"{self.where} sets {key} to {value!r:.80}; a positive number is expected.")
         return float(value)
 
 
@@ -136,7 +136,7 @@ def _in_header(checkpoint, key) -> dict:
     """The JSON object of a key of the safetensors header that is there."""
     try:
         value = json.loads(checkpoint.metadata[key])
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise FastQwenError(f"{_where(checkpoint, key)} is not JSON ({error}): get the file again.") from None
     if not isinstance(value, dict):
         raise FastQwenError(f"{_where(checkpoint, key)} is not a JSON object: get the file again.")

@@ -60,6 +60,9 @@ def _bounds(said, least, most):
 
 def _colours(said, key, default):
     value = said.get(key, default)
-    if not isinstance(value, (list, tuple)) or len(value) != 3 or not all(isinstance(v, (int, float)) for v in value):
-        raise FastQwenError(f"The image preprocessor's config sets {key} to {value!r}: three numbers are expected.")
+    numbers = isinstance(value, (list, tuple)) and all(isinstance(v, (int, float)) and abs(v) < 1e6 for v in value)
+    if not numbers or len(value) != 3 or (key == "image_std" and min(value) <= 0):
+        raise FastQwenError(
+            f"The image preprocessor's config sets {key} to {value!r:.80}: three usable numbers are expected."
+        )
     return tuple(map(float, value))

@@ -116,6 +116,16 @@ def fit(height: int, width: int, rules: ImageRules, max_pixels: int | None = Non
     return resized(height, width, rules.factor, (min(rules.min_pixels, most), most))
 
 
+def within(height: int, width: int, factor: int, size: tuple[int, int], most: int | None) -> tuple[int, int]:
+    """`size`, or where it has more than `most` pixels the largest one of about the picture's shape that has not, at
+    least one token. The released rule enlarges a small picture, and a side to one token, beyond a bound so low."""
+    if most is None or size[0] * size[1] <= most:
+        return size
+    tokens, scale = max(1, most // factor**2), math.sqrt(most / (height * width)) / factor
+    rows, columns = max(1, int(height * scale)), max(1, int(width * scale))
+    return min(rows, tokens // min(columns, tokens)) * factor, min(columns, tokens // min(rows, tokens)) * factor
+
+
 def check_ratio(height: int, width: int):
     """Refuses sides of more than 200 to 1."""
     if max(height, width) > MAX_RATIO * min(height, width):

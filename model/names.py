@@ -55,8 +55,8 @@ def require_family(names: dict[str, str], path):
     if linear and not experts and SIGNATURE in names:
         return
     found = next((what for piece, what in LOOKS_LIKE if any(piece in name for name in names.values())), None)
-    first = next(iter(names.values()), None)
-    what = f"looks like {found}" if found else f"is of an unknown kind (its first tensor is '{first}')"
+    held = f"its first tensor is '{next(iter(names.values()))}'" if names else "it holds no tensor"
+    what = f"looks like {found}" if found else f"is of an unknown kind ({held})"
     raise FastQwenError(f"'{path}' {what}; FastQwen runs {WANTED}.")
 
 

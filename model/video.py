@@ -109,11 +109,11 @@ def read_video(path, sample_fps: float | None = SAMPLE_FPS, rules: ImageRules | 
     try:
         import av
     except ModuleNotFoundError:
-        raise FastQwenError('Reading a video file needs PyAV: run `pip install "fastqwen[video]"`.') from None
+        raise FastQwenError("Reading a video file needs PyAV: run `pip install av`.") from None
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
-                raise FastQwenError(f"'{path}' has no video in it.")
+                raise FastQwenError(f"'{path}' has no video in it: give a file with pictures.")
             stream = container.streams.video[0]
             fps = float(stream.average_rate or stream.guessed_rate or 24)
             total = stream.frames or _count(container, stream)
@@ -121,6 +121,8 @@ def read_video(path, sample_fps: float | None = SAMPLE_FPS, rules: ImageRules | 
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             indices, frames = _decode(container.decode(stream), sample(total, fps, sample_fps) if total else (), rules)
+    except FastQwenError:  # a ValueError too, but it has said everything
+        raise
     except (av.FFmpegError, OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise FastQwenError(f"'{path}' cannot be decoded ({reason}): give a video that plays elsewhere.") from None

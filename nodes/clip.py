@@ -144,9 +144,8 @@ def require_fastqwen(clip):
 
 def _run_line(report, notes):
     """One line a run, without the user's text."""
-    speed = f"{report.tokens_per_second:.1f} tokens/s" if report.tokens_per_second else "speed not measured"
     added = "".join(f"; {note}" for note in notes)
-    return f"FastQwen: {report.new_tokens} tokens, {speed}, stopped: {report.stop_reason}{added}"
+    return f"FastQwen: {report.written}, stopped: {report.stop_reason}{added}"
 
 
 def _log(line):

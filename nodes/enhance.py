@@ -114,7 +114,8 @@ def finished(wish: Wish, result: Result, parts) -> tuple[str, list[str]]:
     text, lost = put_back(text, parts, tags)
     if lost:
         missing = ", ".join(part.text for part in lost)
-        return wish.idea, [f"the reply left out {missing}: the idea is passed on unchanged"]
+        which = "the reply, cut off at max_length," if cut else "the reply"
+        return wish.idea, [f"{which} left out {missing}: the idea is passed on unchanged"]
     if _language(wish) == CHINESE and not any("\u4e00" <= character <= "\u9fff" for character in text):
         notes.append("the reply is not in Chinese")
     return prefixed(wish.preset.prefix, text), notes

@@ -91,7 +91,10 @@ def _is_checkpoint_folder(root, name):
     path = os.path.join(root, name)
     if not name or not os.path.isfile(os.path.join(path, "config.json")):
         return False
-    return any(file.lower().endswith(SUFFIX) for file in os.listdir(path))
+    try:
+        return any(file.lower().endswith(SUFFIX) for file in os.listdir(path))
+    except OSError:  # a folder closed to us must not cost the loader its other choices
+        return False
 
 
 def _check_inside(path, roots):

@@ -56,7 +56,7 @@ def _option_inputs():
             default="none",
             optional=True,
             tooltip="Packs plain 16-bit weights while loading: w4a8 is smallest, int8 nearest to the original. "
-            "Weights that are packed already stay as they are. Another choice may write another text.",
+            "A checkpoint that is packed already needs none and is refused. Another choice may write another text.",
             advanced=True,
         ),
         known(

@@ -57,17 +57,20 @@ def test_what_is_done_is_skipped_and_overwrite_does_it_again(tmp_path):
 
 
 def test_a_broken_image_is_listed_and_the_rest_goes_on(tmp_path):
-    touch(tmp_path, "a.png", "broken.png", "c.png")
+    touch(tmp_path, "a.png", "broken.png", "c.png", "d.png", "e.png")
+    full = {"c": torch.cuda.OutOfMemoryError("no room"), "d": MemoryError()}
+    full["e"] = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: 4 bytes")
 
     def cautious(image):
-        if image == "c":
-            raise torch.cuda.OutOfMemoryError("no room")
+        if image in full:
+            raise full[image]
         return say(image)
 
     done = run(plan([tmp_path]), TextFiles(), read, cautious)
-    assert done.written == 1 and set(done.failed) == {str(tmp_path / "broken.png"), str(tmp_path / "c.png")}
+    assert done.written == 1 and set(done.failed) == {str(tmp_path / f"{stem}.png") for stem in ("broken", *full)}
+    assert all("not enough memory" in done.failed[str(tmp_path / f"{stem}.png")] for stem in full)
     assert "cut short" in done.failed[str(tmp_path / "broken.png")]
-    assert files_of(tmp_path) == {"a.png", "a.txt", "broken.png", "c.png"}
+    assert files_of(tmp_path) == {"a.png", "a.txt", "broken.png", "c.png", "d.png", "e.png"}
 
 
 def test_two_images_of_one_stem_are_refused_by_name_and_nothing_is_overwritten(tmp_path):

@@ -1,10 +1,12 @@
 """`fastqwen caption` goes on behind whatever an earlier run left; a name or folder that it cannot use fails alone."""
 
+import builtins
+import errno
 import os
 import sys
 
 import pytest
-from fastqwen.engine import FastQwenError, caption_files
+from fastqwen.engine import FastQwenError, caption_output
 from fastqwen.engine.caption_files import Lines, TextFiles, plan, run
 from folders import touch
 
@@ -59,9 +61,54 @@ def test_a_cut_line_in_a_file_that_may_not_be_written_is_one_sentence(tmp_path, 
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(caption_files, "open", refuse, raising=False)
+    monkeypatch.setattr(caption_output, "open", refuse, raising=False)
     with pytest.raises(FastQwenError, match=r"cut short and cannot be mended \(Permission denied\)"):
         Lines(tmp_path / "all.jsonl")
+
+
+@pytest.mark.parametrize("before", [None, b"", LINE])
+@pytest.mark.parametrize("meanwhile", [b"", LINE.replace(b"x", b"other")])
+def test_a_line_that_a_full_disk_cut_is_taken_back(tmp_path, monkeypatch, before, meanwhile):
+    touch(tmp_path, "a.png")
+    file = tmp_path / "all.jsonl"
+    if before is not None:
+        file.write_bytes(before)
+
+    class Full:
+        """A file of a full disk, to which another run adds a line."""
+
+        def __init__(self, path, mode):
+            self.file = builtins.open(path, mode, buffering=0)  # noqa: SIM115 (closed in __exit__)
+
+        def __enter__(self):
+            return self
+
+        def write(self, data):
+            self.file.write(data[:9])
+            self.file.write(meanwhile)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def __exit__(self, *_):
+            self.file.close()
+
+    def opened(path, mode):
+        return Full(path, mode) if mode == "ab" else builtins.open(path, mode)
+
+    monkeypatch.setattr(caption_output, "open", opened, raising=False)
+    with pytest.raises(FastQwenError, match="No space left"):
+        run(plan([tmp_path], one_file=True), Lines(file), read, say)
+    if meanwhile:
+        assert file.read_bytes().endswith(meanwhile), "what is not ours stays"
+    else:
+        assert (file.read_bytes() if file.exists() else None) == before
+
+
+@pytest.mark.parametrize("held", [b"\x89PNG\r\n", b'{"words": 3}\n'])
+def test_a_file_that_holds_no_captions_is_not_written_over_either(tmp_path, held):
+    (tmp_path / "all.jsonl").write_bytes(held)
+    with pytest.raises(FastQwenError, match="is no caption|is no text"):
+        Lines(tmp_path / "all.jsonl", overwrite=True)
+    assert (tmp_path / "all.jsonl").read_bytes() == held
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse names that are no UTF-8")

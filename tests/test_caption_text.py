@@ -96,6 +96,7 @@ def test_json_is_found_checked_and_finished(wrapped):
         ("A fox in the snow", "not write a JSON object"),
         ('{"caption": "A fox", "tags": ["a", ', "cut at the token limit"),
         ('{"caption": NaN, "tags": []}', "not write a JSON object"),
+        ('{"caption": "A fox", "tags": [], "score": 1e999}', "not write a JSON object"),
         ('["fox"]', "not write a JSON object"),
         ('{"caption": "A fox"}', "lacks"),
         ('{"caption": "A fox", "tags": "fox, snow"}', "lacks"),

@@ -242,6 +242,9 @@ def test_template_dialect_is_hugging_faces(tiny):
 
 BAD_TEMPLATES = {
     "syntax": ("{% if %}", "does not parse"),
+    "deep": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "does not parse"),
+    "nested blocks": ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "does not parse"),
+    "a number of 5000 digits": ("{{ " + "1" * 5000 + " }}", "does not parse"),
     "raised": ("{{ raise_exception('not\n this') }}", "refused the messages: not this."),
     "type error": ("{{ messages + 1 }}", "refused the messages"),
     "undefined": ("{{ nothing.at.all }}", "refused the messages"),

@@ -1,6 +1,8 @@
 """The command line: output, streams, and one line for every mistake."""
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -195,3 +197,25 @@ def test_output_survives_a_console_of_another_encoding(folder):
     )
     done = fresh(code, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr.decode(errors="replace")
+
+
+def test_json_loses_nothing_on_a_console_of_another_encoding(folder, monkeypatch):
+    texts = []
+    for encoding in ("utf-8", "cp1252", "ascii"):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+        options = ("--prompt", "x", "--temperature", "3", "--top-k", "0", "--top-p", "1", "--max-tokens", "20")
+        assert cli.main(["generate", "--model", folder, "--json", *options]) == 0
+        texts.append(json.loads(written.getvalue().decode(encoding))["text"])
+    assert texts[0] == texts[1] == texts[2] and not texts[0].isascii()
+
+
+def test_the_message_without_torch_names_a_section_that_the_readme_has():
+    section = cli.NO_TORCH.split('section "')[1].split('"')[0]
+    assert f"\n## {section}\n" in (Path(cli.__file__).parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_no_sentence_has_the_package_installed_by_a_name_that_pip_would_look_up():
+    """In ComfyUI this is a folder that pip knows nothing of; an index may have something else under that name."""
+    files = [file for pattern in ("*.py", "[a-z]*/*.py") for file in Path(cli.__file__).parent.glob(pattern)]
+    assert not [file for file in files if file.parent.name != "tests" and "fastqwen[" in file.read_text("utf-8")]

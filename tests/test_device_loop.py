@@ -127,14 +127,35 @@ def test_rows_that_wait_are_seen_before_the_ring_is_full(monkeypatch):
 
 def test_a_reply_cannot_go_on_once_another_has_the_buffers():
     model, sessions, replies = Scripted(4), (Session(100), Session(100)), []
+    model.head = SimpleNamespace(extend=lambda *_, **options: None, short=SimpleNamespace(add=model.shown.extend))
     for session in sessions:
-        passes = DevicePasses(model, session, Turns([OFF]), GREEDY, seed=0, drafts=False, stop_ids=(), max_tokens=9)
+        passes = DevicePasses(model, session, Turns([OFF]), GREEDY, seed=0, drafts=True, stop_ids=(), max_tokens=9)
         replies.append(run(passes, PROMPT, stop_ids=(), max_tokens=9, on_step=lambda p: None, meter=Meter(CPU)))
         assert [token for _ in range(3) for token in next(replies[-1])] == TEXT[:3]
+    shown = len(model.shown)
     with pytest.raises(FastQwenError, match="Another reply was started"):
         next(replies[0])
-    assert sessions[0].adopted is None  # the state is the other's
+    assert sessions[0].adopted is None and len(model.shown) == shown  # state and shortlist are the other's
     assert [token for new in replies[1] for token in new] == TEXT[3:9] and sessions[1].adopted["length"] == 3 + 8
+
+
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_a_reply_whose_buffers_were_given_back_says_so(steps_before):
+    """In the middle of its text, and by who is told of its prompt's progress."""
+    model, session = Scripted(4), Session(100)
+    model.head = SimpleNamespace(extend=lambda *_, **options: None, short=None)
+    passes = DevicePasses(model, session, Turns([OFF]), GREEDY, seed=0, drafts=True, stop_ids=(), max_tokens=9)
+    steps = run(passes, PROMPT, stop_ids=(), max_tokens=9, on_step=lambda p: None, meter=Meter(CPU))
+    assert [token for _ in range(steps_before) for token in next(steps)] == TEXT[:steps_before]
+    model.user = None  # as DeviceModel.release
+    with pytest.raises(FastQwenError, match="was given back"):
+        next(steps)
+    assert session.adopted is None
+
+
+def test_more_tokens_than_the_words_of_a_state_hold_may_be_asked_for():
+    text, session, planner, meter, _ = reply([OFF, Tree((2, 2))], tokens=2**40, capacity=len(PROMPT) + 9)
+    assert text == TEXT[:10] and session.room == 0 and meter.stop_reason == LENGTH
 
 
 def test_a_prompts_rows_have_its_rotary_positions_pictures_included():

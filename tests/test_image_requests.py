@@ -59,8 +59,24 @@ def test_pictures_are_reduced_to_what_the_context_holds(folder):
     engine = load(folder, device="cpu", context=128)
     reply = engine.reply("x" * 30, images=[picture(100, 100, 4)] * 3, max_tokens=1000)
     assert len(reply.prompt_ids) + 128 // 4 <= 128 and image_tokens(reply) >= 3
-    with pytest.raises(FastQwenError, match="shorten it"):
+    with pytest.raises(FastQwenError, match="shorten it, or show less"):
         engine.reply("x" * 120, images=[picture(100, 100, 4)])
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+@pytest.mark.parametrize("media", ["icons", "strips", "one frame", "three frames"])
+def test_small_and_narrow_pictures_keep_a_budget_too(engine, media, count):
+    """The released rule makes them larger than its bounds; tokens of this tower are 8 x 8 pixels, at least four."""
+    kind = {"icons": picture(5, 7, 1), "strips": picture(4, 600, 2)}.get(media)
+    clip = (torch.zeros(1 if media == "one frame" else 3, 20, 30, 3), 2.0)
+    for tokens in (1, 3, 5, 7, 11):
+        pairs = 2 if media == "three frames" else 1
+        given = {"images": [kind] * count} if kind is not None else {"videos": [clip] * count}
+        reply = engine.reply("x", pixel_budget=count * pairs * tokens * 64, **given)
+        found = sum(reply.prompt_ids.count(IDS[name]) for name in ("<|image_pad|>", "<|video_pad|>"))
+        assert count * pairs <= found <= count * pairs * tokens
+        if kind is not None:
+            assert image_tokens(engine.reply("x", images=[kind], image_pixels=tokens * 64)) <= tokens
 
 
 def test_a_batch_is_several_images_and_places_must_match(engine):
@@ -73,6 +89,13 @@ def test_a_batch_is_several_images_and_places_must_match(engine):
         engine.reply([{"role": "user", "content": [{"type": "image"}]}])
     raw = engine.reply("a<|vision_start|><|image_pad|><|vision_end|>b", images=batch[0], template=False)
     assert len(raw.prompt_ids) == 2 + 2 + 4
+
+
+def test_frames_without_their_rate_and_arrays_of_another_library_are_refused_in_one_sentence(engine):
+    with pytest.raises(FastQwenError, match="a tensor of frames and its fps"):
+        engine.reply("x", videos=torch.zeros(4, 16, 16, 3))
+    with pytest.raises(FastQwenError, match="not ndarray"):
+        engine.reply("x", images=torch.zeros(16, 16, 3).numpy())
 
 
 def test_what_is_transparent_shows_the_chosen_background(engine, tmp_path):
@@ -184,6 +207,15 @@ def test_a_quantised_file_alone_in_a_folder_sees_pictures_as_its_source_does(fol
     assert rules_of(once) == rules_of(twice) == rules_of(folder)
     for name in ("preprocessor_config", "video_preprocessor_config"):
         assert Checkpoint.open(twice).metadata[name] == (folder / f"{name}.json").read_text()
+
+
+@pytest.mark.parametrize("key,value", [("image_std", "[0, 1, 1]"), ("image_mean", "[NaN, 0, 0]"), ("image_mean", "[]"),
+                                       ("image_mean", f"[{'9' * 400}, 0, 0]")])  # fmt: skip
+def test_a_preprocessor_config_by_which_no_picture_can_be_prepared_is_refused(folder, tmp_path, key, value):
+    metadata = {"config": (folder / "config.json").read_text(), "preprocessor_config": f'{{"{key}": {value}}}'}
+    save_file(load_file(folder / "model.safetensors"), tmp_path / "one.safetensors", metadata=metadata)
+    with pytest.raises(FastQwenError, match=f"sets {key} to .*: three usable numbers"):
+        rules_of(tmp_path / "one.safetensors")
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])

@@ -265,6 +265,7 @@ def test_the_same_weight_under_two_names_is_refused(folder):
         ("attn_output_gate", False),
         ("rms_norm_eps", "small"),
         ("rms_norm_eps", float("nan")),
+        ("rms_norm_eps", 10**400),
         ("max_position_embeddings", -1),
         ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}),
         ("rope_parameters", [1]),
@@ -304,6 +305,33 @@ def test_tokenizer_with_more_tokens_than_the_table_has_rows_is_refused(tmp_path)
     small = tiny.save_folder(tiny.oracle("gqa4", vocab=260), tmp_path / "small")
     with pytest.raises(FastQwenError, match="267 tokens"):
         load(tiny.save_tokenizer(small))
+
+
+def test_a_tokenizer_that_fills_little_of_the_table_is_told_of(tmp_path):
+    """A shared folder may hold another model's, with the same control tokens and other words."""
+    for vocab, told in ((320, 0), (2048, 1)):
+        folder = tiny.save_tokenizer(tiny.save_folder(tiny.oracle("gqa4", vocab=vocab), tmp_path / str(vocab)))
+        notes = [note for note in load(folder).notes if "if the text makes no sense" in note]
+        assert len(notes) == told and all(f"has 267 tokens and the checkpoint's table {vocab}" in n for n in notes)
+
+
+@pytest.mark.parametrize("text", ["[" * 99999, '{"hidden_size": ' + "1" * 5000 + "}"])
+def test_json_that_python_refuses_to_read_is_one_sentence(folder, tmp_path, text):
+    """Too deep, or a number of more digits than it converts, in a file and in a header."""
+    save_file(load_file(folder / "model.safetensors"), tmp_path / "one.safetensors", metadata={"config": text})
+    assert "in the header of" in refusal(tmp_path / "one.safetensors")
+    (folder / "config.json").write_text(text)
+    assert "config.json' cannot be read as JSON" in refusal(folder)
+
+
+@pytest.mark.parametrize("number", ["99999999999", "\u00b2"])
+def test_a_layer_far_behind_the_others_or_with_no_number_costs_no_time(folder, number):
+    name = f"model.language_model.layers.{number}.linear_attn.A_log"
+    rewrite(folder, lambda tensors: tensors.update({name: torch.zeros(4)}))
+    if number.isascii():
+        assert "Layer 4 of 100000000000" in refusal(folder)
+    else:
+        assert name in load(tiny.save_tokenizer(folder)).notes[0]
 
 
 @pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta"])

@@ -1,5 +1,7 @@
 """Who draws a reply's tokens: the GPU, the host between halves of its passes, or the host alone."""
 
+import weakref
+
 import pytest
 import tiny
 import torch
@@ -15,6 +17,7 @@ from fastqwen.mtp.drafts import NoDrafts
 from fastqwen.mtp.estimates import Costs
 from fastqwen.mtp.planner import Planner
 from fastqwen.mtp.tree import OFF, Tree
+from fastqwen.weights import FastQwenError
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's own engine chooses in every test of replies")
 
@@ -72,6 +75,32 @@ def test_a_state_that_a_reply_left_is_emptied_for_the_next(engine, on_gpu):
     first = passes_of(engine, "3")
     first.session.state.length = 7
     assert passes_of(engine, "3").session.state.length == 0
+
+
+@pytest.mark.parametrize("top_k", [20, 0])
+def test_a_replys_first_token_is_penalised_for_nothing_that_was_written_before(engine, on_gpu, top_k):
+    """The reply before left marks and, interrupted or not, the tokens of its last pass."""
+    logits = torch.full((engine.config.vocab_size,), -5.0)
+    logits[torch.tensor([0, 9, 40])] = torch.tensor([2.0, 2.5, 1.5])
+    for left, best in ((0, 9), (9, 9), (40, 9)):
+        passes = passes_of(engine, "off", temperature=0.01, top_k=top_k, repetition_penalty=2.0)
+        round = passes._model.round
+        with torch.inference_mode():
+            round.marks[[left, 50]] = 1
+            round.tokens.fill_(left)
+        assert passes.first(logits) == best
+        assert round.marks.nonzero().flatten().tolist() == [best]
+
+
+@pytest.mark.parametrize("give_up", ["free", "offload"])
+def test_buffers_that_are_given_back_go_though_a_reply_that_was_left_in_its_middle_holds_them(engine, on_gpu, give_up):
+    passes = passes_of(engine, "3")
+    session, held = passes.session, [weakref.ref(tensor) for tensor in memory.tensors_of(passes.session.state)]
+    getattr(engine, give_up)()
+    assert held and not any(tensor() is not None for tensor in held)
+    engine.restore()
+    with pytest.raises(FastQwenError, match="given back"):  # should what it is told of free them in its prompt
+        session.prefill([1, 2])
 
 
 @pytest.mark.parametrize("top_k", [20, 0])

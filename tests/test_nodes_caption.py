@@ -74,3 +74,9 @@ def test_the_report_says_what_was_read_before_and_each_note_once():
     first, second, *rest = lines.splitlines()
     assert "prompt 90 tokens (64 read before, 0.25 s saved)" in first and second.startswith("picture 2: ")
     assert rest == ["note: the picture was reduced"]
+
+
+def test_a_reply_of_one_token_has_no_speed():
+    one = report(new_tokens=1, prompt_tokens=3, stop_reason="length")
+    for told in (one.lines()[-1], one.short()):
+        assert "1 token, speed not measured, prompt 3 tokens" in told and "0.0" not in told.partition("prompt")[0]

@@ -13,6 +13,7 @@ from fastqwen.engine import GREEDY
 from fastqwen.nodes.clip import FastQwenClip, NotTextGeneration, every_shared_engine, require_fastqwen, shared_engine
 from fastqwen.nodes.request import TextRequest
 from fastqwen.weights import FastQwenError
+from reports import report
 
 REQUEST = TextRequest("p", None, False, True, settings=GREEDY, seed=0, max_tokens=4, mtp="auto")
 
@@ -36,8 +37,8 @@ class FakeEngine:
     def finish(self, prompt, on_step):
         if on_step is not None:
             on_step(SimpleNamespace(phase="decode", done=1, total=4, tokens_per_second=None))
-        report = SimpleNamespace(new_tokens=4, tokens_per_second=None, stop_reason="length", notes=self.notes)
-        return SimpleNamespace(text=prompt.upper(), thinking="", report=report)
+        found = report(new_tokens=4, tokens_per_second=0.0, stop_reason="length", notes=self.notes)
+        return SimpleNamespace(text=prompt.upper(), thinking="", report=found)
 
 
 class FakeReply:

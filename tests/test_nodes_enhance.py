@@ -150,6 +150,8 @@ def test_lost_quoted_text_gives_the_idea_and_a_warning():
     done = run('a shop sign "OPEN"', "A lovely shop.")
     assert done.prompts == ['a shop sign "OPEN"']
     assert 'warning: the reply left out "OPEN"' in done.report
+    cut = run('a shop sign "OPEN"', "A lovely shop. Its sign", stop_reason="length")
+    assert 'warning: the reply, cut off at max_length, left out "OPEN"' in cut.report, "what to raise"
 
 
 @pytest.mark.parametrize("reply", ["", " \n", "```\n```", '""', "**"])

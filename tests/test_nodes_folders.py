@@ -157,3 +157,18 @@ def test_links_inside_the_model_folders_and_a_linked_root_work(models, tmp_path)
     name = os.path.join("snapshots", "1")
     assert folders.model_names(models) == [name, "demo"]
     assert folders.resolve(name, models) == str(tmp_path / "LLM" / name)
+
+
+def test_a_folder_that_may_not_be_listed_is_no_choice_and_costs_no_other(models, tmp_path, monkeypatch):
+    put(tmp_path, "LLM/closed/config.json", "LLM/closed/a.safetensors", "LLM/b.safetensors")
+    listed = os.listdir
+
+    def refuse(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert "b.safetensors" in folders.model_names(models)
+    with pytest.raises(FastQwenError, match="no model named 'closed'"):
+        folders.resolve("closed", models)

@@ -3,10 +3,14 @@
 import argparse
 import errno
 import io
+import signal
 import sys
+import threading
 
 import pytest
-from fastqwen import cli, option_types
+import torch
+from fastqwen import cli, engine, option_types, terminal
+from fastqwen.engine import FastQwenError, resolve_device
 from fastqwen.mtp.short_head import FEWEST
 from fresh_python import fresh
 
@@ -90,7 +94,13 @@ def test_the_ends_of_the_ranges_are_taken(option, value):
 @pytest.mark.parametrize("option", ["--image-pixels", "--draft-rows", "--max-tokens", "--fps", "--vram-budget"])
 def test_a_number_of_hundreds_of_digits_is_refused_in_one_sentence(capsys, option, digits):
     code, out, err = run(capsys, "generate", *REPLY, option, "9" * digits)
-    assert (code, out, err.count("\n")) == (2, "", 1) and f"argument {option}: " in err
+    assert (code, out, err.count("\n")) == (2, "", 1) and f"argument {option}: " in err and len(err) < 250
+
+
+def test_a_seed_may_have_any_size_that_python_reads(capsys):
+    assert option_types.integer("-" + "9" * 400) == 1 - 10**400
+    code, out, err = run(capsys, "generate", *REPLY, "--seed", "9" * 5000)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "is no whole number" in err and len(err) < 250
 
 
 def test_the_fewest_draft_rows_are_those_of_the_draft_head():
@@ -168,6 +178,69 @@ def test_a_device_that_holds_no_values_is_refused_in_one_sentence(capsys, tmp_pa
     code, out, err = run(capsys, *call, "--device", "meta")
     assert (code, out, err.count("\n")) == (2, "", 1) and "Device 'meta' cannot be used" in err
     assert not target.exists()
+
+
+def test_a_device_without_a_name_is_refused_and_a_long_reason_is_cut_behind_its_first_sentence(monkeypatch):
+    with pytest.raises(FastQwenError, match="Device 'None' cannot be used"):
+        resolve_device(None)
+
+    def refuse(*arguments, **options):
+        raise NotImplementedError("No such backend. If you build torch yourself, read on.\nAnd on.")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(FastQwenError, match=r"here \(No such backend\): use 'cpu', or 'auto'\."):
+        resolve_device("cpu")
+
+
+FULL = {
+    "GPU": torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAnd more."),
+    "RAM": RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    "RAM of Python": MemoryError(),
+}
+
+
+@pytest.mark.parametrize("whose", FULL)
+def test_full_memory_is_one_sentence_and_a_failing_exit(capsys, monkeypatch, whose):
+    def fail(*arguments, **options):
+        raise FULL[whose]
+
+    monkeypatch.setattr(engine, "load", fail)
+    code, out, err = run(capsys, "generate", "--model", "demo", "--prompt", "x")
+    assert (code, out, err.count("\n")) == (1, "", 1) and f"The {whose[:3]} is full: use a smaller" in err
+
+
+def test_another_error_of_torch_is_not_called_full_memory(capsys, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(engine, "load", fail)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        cli.main(["generate", "--model", "demo", "--prompt", "x"])
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no such signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_run_that_is_ended_from_outside_leaves_no_half_file(capsys, monkeypatch, tmp_path, name):
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("only a main thread is told of signals")
+    number, found = getattr(signal, name), []
+
+    def end(bar, done, total):
+        found.extend(tmp_path.iterdir())
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(cli.Bar, "__call__", end)
+    before = signal.getsignal(number)
+    code, out, err = run(capsys, "quantize", "demo-bf16", str(tmp_path / "new.safetensors"), "--format", "int8")
+    assert (code, out, err) == (128 + number, "", "fastqwen: Interrupted.\n")
+    assert found and not list(tmp_path.iterdir()) and signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_ignored(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
+    monkeypatch.setattr(signal, "signal", lambda *arguments: pytest.fail("changed"))
+    with terminal.ended_as_by_hand():
+        pass
 
 
 def test_an_interrupt_while_torch_is_imported_is_one_word_and_code_130():

@@ -4,6 +4,7 @@ On a CPU the number of rows of a pass changes bits. So here the trunk reads a pr
 passes it is given, and then has the same bits for any cut at multiples of that, as a GPU's kernels do by themselves.
 """
 
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -117,6 +118,23 @@ def test_an_entry_behind_a_cut_gets_the_heads_rows_when_a_reply_drafts(ask):
         ask(TEXT[:60] + end * 20)
     assert ask(TEXT[:60] + "," * 20, mtp="3") == ([48, 80], 0)
     assert ask(TEXT[:60] + ";" * 20, mtp="3") == ([80], 48)
+
+
+def test_the_parts_of_a_long_beginning_come_to_the_device_one_after_another(ask, both, monkeypatch):
+    on, made, most = Kept.on, [], 0
+
+    def copied(kept, device):  # as on a GPU, where each is a copy
+        nonlocal most
+        most = max(most, sum(part() is not None for part in made))
+        parts = [part.clone() for part in on(kept, device)]
+        made.append(weakref.ref(parts[0]))
+        return parts
+
+    prompt = 2 * TEXT
+    ask(prompt, mtp="off")
+    monkeypatch.setattr(Kept, "on", copied)
+    assert ask(prompt, mtp="off")[1] == 3 * CHUNK
+    assert len(made) == 4 and most == 2  # rows of three parts; the one before, and the state, which comes first
 
 
 def test_free_forgets_the_prompts_too(ask, both):

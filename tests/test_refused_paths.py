@@ -129,3 +129,11 @@ def test_a_name_that_begins_with_a_tilde_is_a_name_where_no_such_home_is(tmp_pat
 def test_a_checkpoint_whose_path_is_not_utf8_is_not_called_broken(tmp_path):
     with pytest.raises(FastQwenError, match="its path is not UTF-8"):
         Checkpoint(tmp_path, [tmp_path / "a\udcff.safetensors"])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
+@pytest.mark.parametrize("reader", [r for name, r in READERS.items() if name not in ("tokenizer beside", "writer")])
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, reader):
+    os.mkfifo(tmp_path / "a.safetensors")
+    with pytest.raises(FastQwenError, match="a.safetensors"):
+        reader(tmp_path / "a.safetensors")

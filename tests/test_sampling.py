@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from fastqwen.engine.sampling import GREEDY, Sampler, SamplingSettings, process
@@ -195,6 +196,9 @@ def test_a_seed_must_be_a_whole_number_and_a_vocabulary_not_empty():
             Sampler(GREEDY, seed, 3)
     with pytest.raises(FastQwenError, match="vocabulary"):
         Sampler(GREEDY, 0, 0)
+    for seed, low_bits in ((np.int64(-1), 2**64 - 1), (np.uint64(2**63), 2**63), (np.int8(5), 5)):
+        drawn = [Sampler(settings(), known, 1000).draw(torch.zeros(1000), NOTHING, 7) for known in (seed, low_bits)]
+        assert drawn[0] == drawn[1]
 
 
 def test_settings_are_frozen_and_default_to_the_models_own():

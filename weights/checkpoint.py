@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from .errors import FastQwenError
-from .files import exists, expanded, is_folder, is_utf8, listed, not_opened, require_readable
+from .files import exists, expanded, is_folder, is_utf8, listed, not_opened, require_no_device, require_readable
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle"}
@@ -126,11 +126,12 @@ class Checkpoint:
 
 def read_json(path: Path) -> dict:
     """A JSON object from a file beside the checkpoint. Raises FastQwenError naming the file."""
+    require_no_device(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise not_opened(path, error) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number of thousands of digits
         raise FastQwenError(f"'{path}' cannot be read as JSON ({error}): download the file again.") from None
     if not isinstance(value, dict):
         raise FastQwenError(f"'{path}' holds a JSON {type(value).__name__}, not an object: download the file again.")

@@ -62,12 +62,21 @@ def listed(folder: Path) -> list[Path]:
 
 
 def require_readable(file: Path) -> None:
-    """Raises FastQwenError where a file cannot be opened; to be asked before a library that hides the reason."""
+    """Raises FastQwenError where a file cannot be opened; to be asked before a library that hides the reason, and
+    before a pipe is opened, which waits until somebody writes into it."""
+    require_no_device(file)
     try:
         with open(file, "rb"):
             pass
     except OSError as error:
         raise not_opened(file, error) from None
+
+
+def require_no_device(path: Path) -> None:
+    """Raises FastQwenError for a pipe or a device, which may have no end; folders and what is absent pass."""
+    mode = _mode(path)
+    if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise FastQwenError(f"'{shown(path)}' is a pipe or a device, not a file: give a file.")
 
 
 def not_opened(path: Path, error: OSError) -> FastQwenError:

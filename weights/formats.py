@@ -76,12 +76,14 @@ def marked_formats(checkpoint: Checkpoint) -> dict[str, str]:
 
 def require_plain(checkpoint: Checkpoint):
     """Refuses to quantise by name what is not stored as bf16, fp16 or fp32."""
-    packed = marked_formats(checkpoint)
-    packed |= {name: entry.dtype for name, entry in checkpoint.entries.items() if entry.dtype not in PLAIN}
+    packed = {name: f"packed already ({format})" for name, format in marked_formats(checkpoint).items()}
+    others = {name: entry.dtype for name, entry in checkpoint.entries.items() if entry.dtype not in PLAIN}
+    packed |= {name: f"stored as {dtype}" for name, dtype in others.items()}
     if packed:
         name, how = next(iter(packed.items()))
         raise FastQwenError(
-            f"'{name}' is packed already ({how}): quantise the bf16, fp16 or fp32 version of this checkpoint."
+            f"'{name}' is {how}: quantise the bf16, fp16 or fp32 version of this checkpoint, or use it without "
+            "quantising."
         )
 
 
