@@ -237,7 +237,7 @@ class Planner:
         fastest, long_run = choose(options, speeds, current, gain=1.0), self.statistics.long_run
         best = choose((fastest,), speeds, current)
         asked = self.statistics.observations < FEW and long_run.observations >= AGREED
-        if best != fastest and current != OFF and asked:
+        if best != fastest and asked and OFF not in (current, fastest):
             usual = expected_speeds((fastest, current), long_run.rates(), self.costs.seconds)
             best = choose((fastest,), usual, current, gain=1.0)
         return best

@@ -118,7 +118,7 @@ def test_while_little_is_known_of_a_text_small_gains_are_taken_that_the_long_run
     """A chain of two costs 1.3 times as much: in the long run it is worth that or not."""
     two, cost = Tree.chain(2), {ONE: 1.0, Tree.chain(2): 1.3}
 
-    def taken(current, gain, *, second=1.0, old=40, recent=40):
+    def taken(current, gain, *, second=1.0, old=40, recent=40, other=None):
         planner = Planner()
         for number in range(old):  # second drafts are right as often as `second` says
             ranks = (1, 1) if number % 10 < 10 * second else (1,)
@@ -126,7 +126,7 @@ def test_while_little_is_known_of_a_text_small_gains_are_taken_that_the_long_run
         for tree, seconds in cost.items():
             for _ in range(2):
                 planner.costs.observe(tree, 0.5 * seconds, 0.5 * seconds, missed=0)
-        speeds = {current: 1.0, (two if current != two else ONE): gain}
+        speeds = {current: 1.0, other or (two if current != two else ONE): gain}
         return planner._better([*speeds], speeds, current)
 
     assert taken(ONE, 1.01) == two and taken(two, 1.01, second=0.0) == ONE
@@ -134,7 +134,7 @@ def test_while_little_is_known_of_a_text_small_gains_are_taken_that_the_long_run
     assert taken(ONE, 1.03, second=0.0) == two  # a gain that needs no one's word
     assert taken(ONE, 1.01, old=31) == ONE  # little is known of the long run either
     assert taken(ONE, 1.01, old=120, recent=95) == two and taken(ONE, 1.01, old=120, recent=96) == ONE
-    assert taken(OFF, 1.01) == OFF  # drafts begin where they gain 3%
+    assert taken(OFF, 1.01) == OFF and taken(ONE, 1.01, other=OFF) == ONE  # drafts begin and end where it gains 3%
 
 
 def test_drafts_stop_when_they_turn_useless_and_come_back_by_probes():
