@@ -208,6 +208,8 @@ class Costs:
         size = tree.rows, tree.depth
         if size not in self._found:
             draft = on_line({0: 0.0, **self._points["draft"]}, tree.depth)  # the first level and each next one: a line
-            self._found[size] = max(on_line(self._points["verify"], tree.rows), 1e-9) + draft
+            # A reply's first pass begins on an idle device and takes less: no reason to think that rows cost less.
+            plain = self._points["verify"].get(OFF.rows, 1e-9)
+            self._found[size] = max(on_line(self._points["verify"], tree.rows), plain) + draft
         catch_up = missed * max(self._points["catch up"].get(0, 0.0), 0.0) if missed and tree.depth else 0.0
         return self._found[size] + catch_up
