@@ -28,8 +28,9 @@ REPLY_MEMORY = 32  # the same between replies: another text may be another kind 
 # What a reply may have lost against plain decoding, in plain passes: 1 plus 0.01 for each of the first 64 passes, 2.5%
 # of them, plus 0.012 a pass later; 0.5% are left for clocks that err by 3%. Where costs are known at once trees are
 # more varied, and so each is measured less: there it is 0.006, and 0.9% are left. What drafts gained may be lost again
-# up to a limit that covers the dearest tree. A reply that is to have fewer than 64 tokens stakes as much less.
-CREDIT, CREDIT_LIMIT = 1.0, 6.0
+# up to a limit that covers the dearest tree. A reply that is to have fewer than 64 tokens stakes as much less,
+# and a tenth less than that: what lies between passes counts more there, and the last pass that credit covers.
+CREDIT, SHORT_CREDIT, CREDIT_LIMIT = 1.0, 0.9, 6.0
 FIRST_ALLOWANCE, KNOWN_ALLOWANCE, FIRST_PASSES, ALLOWANCE = 0.01, 0.006, 64, 0.012
 
 
@@ -89,7 +90,8 @@ class Planner:
         self.costs = Costs() if costs is None else costs
         self._current = OFF
         self._wanted: Tree | None = None  # better, but more than credit allows
-        self._credit = self._stake = CREDIT * min(1.0, (tokens - 1) / (FIRST_PASSES - 1))  # a prompt gives the first
+        share = (tokens - 1) / (FIRST_PASSES - 1)  # a prompt gives the first token
+        self._credit = self._stake = CREDIT if share >= 1 else SHORT_CREDIT * share
         self._flying: deque[float] = deque()  # what passes that were not observed yet may lose
         self._passes = self._drafted = 0  # in all, and with drafts
         self._early: list[tuple[Tree, int, int, float]] = []  # first passes: tree, missed, tokens, seconds

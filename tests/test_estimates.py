@@ -201,7 +201,7 @@ def test_costs_measured_before_any_reply_spare_the_planner_its_first_measurement
 
 
 def test_more_rows_never_cost_less_than_one_whatever_the_first_pass_of_a_reply_took():
-    """It begins on an idle device: measured 1.95 ms instead of 2.00 on a 9B. Drafts of the next replies looked cheap."""
+    """It begins on an idle device: 1.95 ms instead of 2.00 on a 9B. Drafts of the next replies looked cheap."""
     costs = measured(*((OFF, 0.0, 2.0, 0),) * 3, (ONE, 0.24, 1.95, 0), (ONE, 0.24, 2.01, 0))
     assert costs.seconds(ONE) == pytest.approx(2.24)
 

@@ -177,7 +177,7 @@ def test_a_reply_of_few_tokens_stakes_no_more_than_three_percent_of_them(tokens,
             assert simulate(planner, NEVER, machine, tokens - 1, **options)[0] > 0.97
 
 
-@pytest.mark.parametrize("tokens", [4, 8, 12, 16, 32, 64])
+@pytest.mark.parametrize("tokens", [4, 8, 12, 16, 24, 32, 64])
 def test_passes_that_were_captured_over_no_text_do_not_make_the_drafts_of_short_replies_look_cheap(tokens):
     """A captured pass is timed where there is nothing to attend to: 7% less than in a reply, on a 9B."""
     machine = MACHINES["GPU, rows are free"]
