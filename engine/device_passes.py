@@ -222,5 +222,5 @@ class _Record:
 def _no_token() -> FastQwenError:
     return FastQwenError(
         "The model's highest logit is no finite number, so no token can be drawn: the weights are damaged or overflow "
-        "in this precision, or the temperature is too small; check the file, or load it with another dtype."
+        "in this precision, or temperature or repetition penalty is too small; check the file, or try another dtype."
     )

@@ -13,7 +13,7 @@ from ..model.tokenizer import Tokenizer
 from ..model.trunk import Trunk
 from ..model.video import SAMPLE_FPS
 from ..mtp.drafts import NoDrafts
-from ..mtp.estimates import Costs, Statistics
+from ..mtp.estimates import Costs, Experience
 from ..mtp.head import MtpHead
 from ..mtp.head_drafts import HeadDrafts
 from ..mtp.planner import Fixed, Planner
@@ -79,7 +79,7 @@ class Engine:
         self.config, self.device = trunk.config, trunk.device
         self.notes = tuple(notes)
         self.vision, self._no_vision = vision, no_vision
-        self._statistics: dict[object, Statistics] = {}
+        self._statistics = Experience()
         self._costs = Costs()
         self._host_costs = Costs()  # the same of settings whose draws no GPU makes: they add to every pass
         self.context = min(context or self.config.max_positions, self.config.max_positions)
@@ -286,7 +286,7 @@ class Engine:
         kind = "greedy" if settings.is_greedy else settings
         drawn = supports(greedy=settings.is_greedy, top_k=settings.top_k)
         costs = self._costs if drawn else self._host_costs
-        return Planner(self._statistics.setdefault(kind, Statistics()), costs, tokens=tokens)
+        return Planner(self._statistics.of(kind), costs, tokens=tokens)
 
     def _call_notes(self, mtp):
         notes = []

@@ -1,7 +1,7 @@
 """What the planner knows: how often drafts are right, and how long passes take."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import median_low
 
 from ..kernels.rows import SLOTS
@@ -98,6 +98,25 @@ class Statistics(Counts):
         for rank in range(ranks):
             seen[rank] += 1
             old[rank] += 1
+
+
+class Experience:
+    """Statistics by kind of sampling, of the KINDS that were used last: settings may be other ones in every reply."""
+
+    KINDS = 64
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Statistics] = {}
+
+    def of(self, kind: Hashable) -> Statistics:
+        """What replies of this kind showed; empty before the first one."""
+        self._kept[kind] = self._kept.pop(kind, None) or Statistics()  # the last used stands last
+        if len(self._kept) > self.KINDS:
+            del self._kept[next(iter(self._kept))]
+        return self._kept[kind]
+
+    def clear(self) -> None:
+        self._kept.clear()
 
 
 def expected_tokens(widths: Sequence[int], rates: Sequence[Sequence[float]]) -> float:

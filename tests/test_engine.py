@@ -12,7 +12,7 @@ from fastqwen import arguments
 from fastqwen.attention import KINDS
 from fastqwen.engine import GREEDY, MTP_CHOICES, FastQwenError, SamplingSettings, load
 from fastqwen.engine.sampling import Sampler
-from fastqwen.mtp.estimates import Costs
+from fastqwen.mtp.estimates import Costs, Experience
 from fastqwen.weights.quantize import FORMATS
 
 HOT = SamplingSettings(temperature=1.0, top_k=0, top_p=1.0)
@@ -169,7 +169,7 @@ def test_an_auto_reply_reports_what_was_learnt_and_the_shapes_used(engine, monke
     costs = Costs()  # whatever replies came before
     costs.expect(verify_seconds=1.0, first_seconds=0.2, next_seconds=0.1)
     monkeypatch.setattr(engine, "_costs", costs)
-    monkeypatch.setattr(engine, "_statistics", {})
+    monkeypatch.setattr(engine, "_statistics", Experience())
     report = engine.generate("a fox", settings=GREEDY, max_tokens=64, mtp="auto").report
     assert sum(report.shapes.values()) == report.verify_passes and set(report.shapes) - {"off"}
     rates, options = report.planner["rates"], report.planner["options"]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from fastqwen.benchmarks.profiles import PROFILES
-from fastqwen.mtp.estimates import Costs, Statistics, expected_tokens, on_line
+from fastqwen.mtp.estimates import Costs, Experience, Statistics, expected_tokens, on_line
 from fastqwen.mtp.planner import Planner
 from fastqwen.mtp.tree import OFF, Tree, all_shapes
 from planning import ONE, TEXTS, mean, path_of, walk
@@ -226,6 +226,20 @@ def test_what_is_only_expected_grows_with_what_plain_passes_turn_out_to_take():
         later.observe(OFF, 0.0, 0.0022, missed=0)
     later.expect(verify_seconds=0.002, first_seconds=0.0003, next_seconds=0.0002)
     assert later.seconds(ONE) == pytest.approx(0.0022 * shares[ONE])
+
+
+def test_statistics_are_kept_of_the_kinds_of_sampling_that_were_used_last():
+    experience = Experience()
+    first = experience.of("greedy")
+    first.observe(ONE, (0, 1), cut=False, memory=100)
+    for number in range(Experience.KINDS - 1):
+        experience.of(number)
+    assert experience.of("greedy") is first  # and so it is the last used
+    experience.of("one more")
+    assert experience.of("greedy") is first
+    for number in range(Experience.KINDS):
+        experience.of(number)
+    assert experience.of("greedy").rates() == Statistics().rates() != first.rates()
 
 
 # ---- published figures at a start ------------------------------------------------------------------------------------
