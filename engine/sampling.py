@@ -155,7 +155,8 @@ def process(
     if not math.isfinite(peak):
         raise FastQwenError(
             f"The model's highest logit after the penalties is {peak}, so no token can be drawn; the weights are "
-            "damaged or overflow in this precision, or the repetition penalty is too small: check the file, or try another dtype."
+            "damaged or overflow in this precision, or the repetition penalty is too small: check the file, or try "
+            "another dtype."
         )
     if settings.is_greedy:
         return best[None], scores[best][None]
