@@ -24,6 +24,7 @@ from ..mtp.drafts import NoDrafts
 from ..mtp.head_drafts import HeadDrafts
 from ..mtp.planner import Fixed
 from ..mtp.tree import Tree
+from ..option_types import whole
 from .prompts import KINDS
 from .scripts import one_sentence
 
@@ -93,10 +94,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo-bf16")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--tokens", type=int, default=150)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tokens", type=whole(1), default=150)
+    parser.add_argument("--seeds", type=whole(1), default=3)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--contexts", type=int, nargs="+", default=[0], metavar="TOKENS")
+    parser.add_argument("--contexts", type=whole(0), nargs="+", default=[0], metavar="TOKENS")
     arguments = parser.parse_args()
     engine = load(arguments.model, device=arguments.device)
     rows, variants = [], VARIANTS if arguments.contexts == [0] else VARIANTS[:1]

@@ -27,6 +27,7 @@ from ..kernels.attention_append import append
 from ..kernels.attention_control import new_control, write_control
 from ..kernels.decode_attention import _merge, allocate, decode_attention
 from ..kernels.rows import cache_offsets, depths
+from ..option_types import whole
 from .timing import gpu, graph_microseconds, main_gpu, provenance, read_ceiling
 
 HEADS = {"9b": (16, 4), "27b": (24, 4), "0.8b": (8, 2)}  # query and key-value heads of 256
@@ -232,9 +233,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=tuple(HEADS), default=["9b"])
     parser.add_argument("--kind", nargs="+", choices=("int8", "bf16", "fp32"), default=["int8"])
-    parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
-    parser.add_argument("--rows", nargs="+", type=int, default=[8, 1])
-    parser.add_argument("--blocks", nargs="+", type=int, default=[None], help="blocks of the parts' launch, to compare")
+    parser.add_argument("--lengths", nargs="+", type=whole(1), default=list(LENGTHS))
+    parser.add_argument("--rows", nargs="+", type=whole(1), default=[8, 1])
+    parser.add_argument(
+        "--blocks", nargs="+", type=whole(1), default=[None], help="blocks of the parts' launch, to compare"
+    )
     parser.add_argument("--forms", nargs="+", choices=(*FORMS, *PARTIAL), default=["kept"])
     arguments = parser.parse_args()
     main_gpu("benchmarks.attention")

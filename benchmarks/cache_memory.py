@@ -9,6 +9,7 @@ import json
 import torch
 
 from ..attention import KVCache, cache_bytes
+from ..option_types import whole
 from .attention import DIM, HEADS
 from .timing import main_gpu, provenance
 
@@ -34,8 +35,8 @@ def measure(kind: str, tokens: int, layers: int) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=32768)
-    parser.add_argument("--layers", type=int, default=8, help="attention layers (default: the 9B model's 8)")
+    parser.add_argument("--tokens", type=whole(1), default=32768)
+    parser.add_argument("--layers", type=whole(1), default=8, help="attention layers (default: the 9B model's 8)")
     arguments = parser.parse_args()
     main_gpu("benchmarks.cache_memory")
     rows = [measure(kind, arguments.tokens, arguments.layers) for kind in ("int8", "bf16")]

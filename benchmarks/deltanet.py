@@ -35,6 +35,7 @@ from ..kernels.delta_decode import (
     split_for,
 )
 from ..kernels.rows import ancestors
+from ..option_types import whole
 from .timing import graph_microseconds, main_gpu, provenance, read_ceiling
 
 SHAPES = {"9b": Heads(16, 32, 128, 128), "27b": Heads(16, 48, 128, 128)}
@@ -276,7 +277,7 @@ def main():
     parser.add_argument("--shape", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--split", nargs="*", default=[], help="others to time: blocks a head x columns a thread, 2x2")
     parser.add_argument(
-        "--tokens", nargs="*", type=int, default=[512, 2048], help="of the prompts; none for no prompts"
+        "--tokens", nargs="*", type=whole(1), default=[512, 2048], help="of the prompts; none for no prompts"
     )
     parser.add_argument(
         "--peer", action="store_true", help="also time fla-core's rule; it tunes itself at the first call"

@@ -16,6 +16,7 @@ from ..kernels import sampling
 from ..kernels.packed import Layout
 from ..kernels.rows import SLOTS
 from ..mtp.short_head import ShortHead
+from ..option_types import whole
 from ..weights import Projection
 from ..weights.linear import Linear
 from ..weights.packed_linear import RecordLinear
@@ -103,9 +104,9 @@ def measure(kind: str, columns: int, rows: int, draft_format: str | None) -> dic
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--columns", type=int, default=4096)
+    parser.add_argument("--columns", type=whole(1), default=4096)
     parser.add_argument("--head", nargs="+", choices=("w4a8", "w6a8", "int8", "bf16"), default=["w4a8", "bf16"])
-    parser.add_argument("--rows", type=int, nargs="+", default=[32768, 65536, 131072])
+    parser.add_argument("--rows", type=whole(1), nargs="+", default=[32768, 65536, 131072])
     arguments = parser.parse_args()
     main_gpu("benchmarks.draft_head")
     table = []

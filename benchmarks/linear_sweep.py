@@ -25,6 +25,7 @@ from ..kernels.packed_linear import (
     packed_linear,
     reference,
 )
+from ..option_types import whole
 from .timing import graph_microseconds, main_gpu, read_ceiling
 
 SHAPES = [
@@ -131,7 +132,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 6, 8])
     parser.add_argument("--shapes", nargs="+", default=[f"{rows}x{columns}" for rows, columns in SHAPES])
-    parser.add_argument("--beside", type=int, default=0)
+    parser.add_argument("--beside", type=whole(0), default=0)
     arguments = parser.parse_args()
     device = main_gpu("benchmarks.linear_sweep")
     print(json.dumps({"what": "read_ceiling", "GBps": round(read_ceiling(device))}), flush=True)

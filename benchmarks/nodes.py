@@ -19,6 +19,7 @@ import traceback
 from functools import partial
 from pathlib import Path
 
+from ..option_types import whole
 from .node_server import serve
 
 PARTS = ("speed", "growth", "eviction", "interrupts", "unload", "streaming", "graphs")
@@ -86,9 +87,9 @@ def main() -> int:
     add = parser.add_argument
     add("--comfyui", type=Path, required=True, metavar="PATH", help="a ComfyUI folder, whose needs are installed")
     add("--shape", choices=SHAPES, default="9b", help="default 9b")
-    add("--tokens", type=int, default=300, help="length of the replies that are timed (default 300)")
-    add("--runs", type=int, default=5, help="timed replies of each kind (default 5)")
-    add("--long", type=int, default=60_000, help="words of the prompt that is interrupted (default 60000)")
+    add("--tokens", type=whole(1), default=300, help="length of the replies that are timed (default 300)")
+    add("--runs", type=whole(1), default=5, help="timed replies of each kind (default 5)")
+    add("--long", type=whole(1), default=60_000, help="words of the prompt that is interrupted (default 60000)")
     add("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     add("--folder", type=Path, help="where to write models (default: the system's temporary folder)")
     add("--cpu", action="store_true", help="run ComfyUI without a GPU")

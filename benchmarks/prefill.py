@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from ..kernels import int8_gemm, packed_linear, prepare
 from ..kernels.int8_matmul import scaled
 from ..kernels.packed import Layout
+from ..option_types import whole
 from ..weights.packed_linear import RecordLinear
 from .linear_sweep import random_weight
 from .timing import graph_microseconds, main_gpu
@@ -86,7 +87,7 @@ def sweep(rows: int, device: torch.device):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--rows", type=whole(1), nargs="+", default=[512, 2048])
     parser.add_argument("--bits", type=int, nargs="+", default=[4])
     parser.add_argument("--sweep", action="store_true", help="time the tiles of the product instead")
     arguments = parser.parse_args()

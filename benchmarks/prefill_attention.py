@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from ..attention import KVCache
 from ..kernels.attention import prefill_rows
 from ..kernels.prefill_attention import Config, prefill_attention
+from ..option_types import whole
 from .attention import DIM, HEADS
 from .timing import gpu, graph_microseconds, main_gpu, provenance
 
@@ -111,7 +112,7 @@ def bench_prefill_attention(shape: str = "9b", tokens: int = 8192, sweep: bool =
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="+", choices=tuple(HEADS), default=["9b", "27b"])
-    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--tokens", type=whole(1), default=8192)
     parser.add_argument("--sweep", action="store_true", help="every launch configuration")
     arguments = parser.parse_args()
     main_gpu("benchmarks.prefill_attention")

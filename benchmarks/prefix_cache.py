@@ -19,6 +19,7 @@ from ..engine.prefix_cache import PrefixCache
 from ..engine.prompt_reuse import PromptReuse
 from ..engine.session import Session
 from ..mtp.head_drafts import HeadDrafts
+from ..option_types import whole
 from .random_model import random_model
 from .timing import main_gpu, provenance
 
@@ -133,7 +134,7 @@ def measure_long(bench, tokens: int) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=("9b", "27b"), default="9b")
-    parser.add_argument("--long", type=int, nargs="*", default=[], metavar="TOKENS")
+    parser.add_argument("--long", type=whole(1), nargs="*", default=[], metavar="TOKENS")
     arguments = parser.parse_args()
     main_gpu("benchmarks.prefix_cache")
     started = time.perf_counter()

@@ -69,8 +69,10 @@ def recorded(arguments) -> dict[str, list[Ranks]]:
     more texts than there are prompts."""
     path = Path(arguments.record) if arguments.record else None
     most = min(len(prompts) for prompts, _ in KINDS.values())
-    if not 1 <= arguments.texts <= most:
+    if arguments.texts > most:
         raise FastQwenError(f"{arguments.texts} texts were asked for; a kind has prompts for 1 to {most}.")
+    if path and not path.parent.is_dir():  # told now, not after minutes of recording
+        raise FastQwenError(f"'{path.parent}' is no folder: make it, or name another file for the recording.")
     made_by = {"model": arguments.model, "tokens": arguments.tokens, "texts": arguments.texts}
     made_by["sampling"] = {"temperatures": list(TEMPERATURES), **SAMPLING}
     made_by["prompts"] = {kind: list(prompts[: arguments.texts]) for kind, (prompts, _) in KINDS.items()}

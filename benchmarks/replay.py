@@ -24,6 +24,7 @@ from ..mtp.acceptance import Accepted
 from ..mtp.estimates import Costs, Statistics
 from ..mtp.planner import OPTIONS, Planner, name
 from ..mtp.tree import Tree
+from ..option_types import whole
 from .acceptance import TEMPERATURES
 from .prompts import KINDS
 from .ranks import Ranks, recorded
@@ -193,8 +194,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo-bf16")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--texts", type=int, default=14)
+    parser.add_argument("--tokens", type=whole(1), default=100)
+    parser.add_argument("--texts", type=whole(1), default=14)
     parser.add_argument("--record")
     arguments = parser.parse_args()
     table, rows = recorded(arguments), []

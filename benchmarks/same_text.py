@@ -17,6 +17,7 @@ import time
 
 from ..engine import GREEDY, SamplingSettings, load
 from ..mtp.tree import OFF, all_shapes
+from ..option_types import draft_rows, whole
 from .scripts import one_sentence
 
 SUBJECTS = ("a lighthouse", "a red kite", "an old clock", "a fox in the snow", "a bowl of fruit", "a harbour at night",
@@ -65,12 +66,12 @@ def sweep(engine, *, prompts, tokens: int, seconds: float, top_k: int = 40) -> d
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--prompts", type=whole(1), default=len(PROMPTS))
+    parser.add_argument("--first", type=whole(0), default=0)
+    parser.add_argument("--tokens", type=whole(1), default=300)
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--draft-rows", type=int, default=0)
-    parser.add_argument("--top-k", type=int, default=40)
+    parser.add_argument("--draft-rows", type=draft_rows, default=0)
+    parser.add_argument("--top-k", type=whole(0), default=40)
     parser.add_argument("--past-stops", action="store_true")
     arguments = parser.parse_args()
     engine = load(arguments.model, draft_rows=arguments.draft_rows)

@@ -15,6 +15,7 @@ import json
 
 from ..engine import SamplingSettings, load
 from ..mtp.short_head import ShortHead
+from ..option_types import whole
 from ..weights.quantize import FORMATS
 from .acceptance import reply
 from .prompts import KINDS
@@ -87,11 +88,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo-bf16")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--rows", type=int, nargs="+", default=[512, 1024, 2048, 0])
+    parser.add_argument("--rows", type=whole(0), nargs="+", default=[512, 1024, 2048, 0])
     parser.add_argument("--formats", nargs="+", choices=[KEPT, *FORMATS], default=[KEPT])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7])
-    parser.add_argument("--tokens", type=int, default=150)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--tokens", type=whole(1), default=150)
+    parser.add_argument("--seeds", type=whole(1), default=2)
     arguments = parser.parse_args()
     engine = load(arguments.model, device=arguments.device)
     variants = short_heads(engine, arguments.rows, arguments.formats)

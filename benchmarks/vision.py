@@ -28,6 +28,7 @@ from ..model.vision import Grid, VisionTower
 from ..model.vision_config import VisionConfig
 from ..mtp.planner import Fixed
 from ..mtp.tree import Tree
+from ..option_types import whole
 from .random_model import random_model
 from .timing import main_gpu, provenance
 
@@ -145,8 +146,10 @@ def first_token(shape: str, side: int, rules: ImageRules, device: torch.device) 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", nargs="+", choices=tuple(SIZES), default=["0.8b", "9b"])
-    parser.add_argument("--pixels", type=int, nargs="+", default=[512, 1024, 1500, 1536, 2048], help="side of a square")
-    parser.add_argument("--first-token", type=int, nargs="*", default=[1536], help="side of a square")
+    parser.add_argument(
+        "--pixels", type=whole(1), nargs="+", default=[512, 1024, 1500, 1536, 2048], help="side of a square"
+    )
+    parser.add_argument("--first-token", type=whole(1), nargs="*", default=[1536], help="side of a square")
     arguments = parser.parse_args()
     device, rules = main_gpu("benchmarks.vision"), ImageRules()
     check(device)

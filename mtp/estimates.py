@@ -34,7 +34,7 @@ class Counts:
 
     def fade(self, memory: float) -> None:
         """Scale the counts down to at most `memory` observations of level 1. The prior returns as they fade."""
-        passes = self._seen[0][0]
+        passes = self.observations
         if passes > memory:
             for counts in (self._seen, self._here):
                 counts[:] = [[count * memory / passes for count in level] for level in counts]

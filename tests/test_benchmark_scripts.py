@@ -57,6 +57,21 @@ def test_a_recording_that_is_another_ones_or_none_is_refused(content, message, t
     assert file.read_text() == content
 
 
+def test_a_recording_that_could_not_be_kept_is_refused_before_it_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["replay", "--record", str(tmp_path / "absent" / "ranks.json")])
+    with pytest.raises(SystemExit, match="absent' is no folder: make it"):
+        importlib.import_module("fastqwen.benchmarks.replay").main()
+
+
+@pytest.mark.parametrize("script,option", [("replay", "--texts"), ("same_text", "--tokens"), ("acceptance", "--seeds")])
+@pytest.mark.parametrize("value", ["0", "-3", "two"])
+def test_a_count_that_is_none_is_refused_in_one_sentence(script, option, value, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script, option, value])
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"fastqwen.benchmarks.{script}").main()
+    assert f"{value!r} is no whole number of at least 1" in capsys.readouterr().err
+
+
 def test_more_texts_than_there_are_prompts_are_refused(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["replay", "--texts", "15"])
     with pytest.raises(SystemExit, match="15 texts were asked for; a kind has prompts for 1 to 14"):
